@@ -255,6 +255,14 @@ double measured_bandwidth(const parallel::ProcessGroup& group, std::int64_t byte
          group.all_reduce_max(least);
 }
 
+/// 0: hosts have different numbers of them.
+int ranks_per_host(const parallel::ProcessGroup& group) {
+  const double most = group.all_reduce_max(group.local_world_size());
+  const double least = -group.all_reduce_max(-group.local_world_size());
+  const bool even = most == least && group.world_size() % group.local_world_size() == 0;
+  return even ? group.local_world_size() : 0;
+}
+
 checkpointing::Precision precision_of(const std::string& level, const std::string& half_dtype) {
   CAIRN_CHECK(level != "O3", "gpt2", "expected --opt-level O0, O1 or O2 with --plan, got O3");
   const DType half = level == "O0" ? DType::f32 : core::parse_dtype(half_dtype);
@@ -287,7 +295,10 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   const checkpointing::TrainingPlan plan = checkpointing::plan_training(
       *model->chain(), {tokens, tokens}, core::memory_capacity(Device{}),
-      {.ranks = group.world_size(), .bandwidth = bandwidth}, options);
+      {.ranks = group.world_size(),
+       .bandwidth = bandwidth,
+       .ranks_per_host = ranks_per_host(group)},
+      options);
   say(group.world(), plan.table());
   try {
     return plan.best(group.world());
@@ -302,6 +313,7 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
 /// What the command line would say.
 Flags as_planned(Flags flags, const checkpointing::TrainingChoice& choice) {
   flags.common.shard = static_cast<int>(choice.sharding);
+  flags.common.shard_within = choice.shard_within;
   flags.micro_batches = static_cast<int>(choice.micro_batches);
   flags.recompute = choice.recomputes;
   flags.full_state = !choice.compact_state;

@@ -127,6 +127,53 @@ TEST(ShardedPlan, CountsWhatTheFormulasSay) {
   }
 }
 
+// Four ranks on two hosts: what goes across, and within, is what docs/adr/0026-hybrid-sharding.md
+// says of a byte of gradients; a byte of weights is gathered by all, or within a host.
+TEST(ShardedPlan, CountsCopiesOfHosts) {
+  CAIRN_CPU_ONLY("a GPU has tables of pointers beside");
+  Task task = wide_task();
+  TrainingWorld world = world_of(4);
+  world.ranks_per_host = 2;
+  world.host_bandwidth = 1e7;
+  struct Sent {
+    double across, in_host;
+  };
+  const auto expected = [](const TrainingChoice& choice, double backwards) {
+    const bool divided = choice.sharding >= Sharding::gradients, copies = choice.shard_within > 0;
+    const Sent whole{1.0, 0.5}, parts{0.5, 0.25}, pieces{0.75, 0.25};
+    const Sent gradients = !divided ? whole : copies ? pieces : parts;
+    const Sent weights = copies ? Sent{0, 0.5} : parts;
+    const double value = 2, summed = divided || backwards == 1 ? value : 4;
+    const double reduced = summed * (divided ? backwards : 1);
+    const double gathered = value * (choice.sharding == Sharding::none         ? 0
+                                     : choice.sharding == Sharding::parameters ? 2 * backwards
+                                                                               : 1);
+    return Sent{reduced * gradients.across + gathered * weights.across,
+                reduced * gradients.in_host + gathered * weights.in_host};
+  };
+  const TrainingPlan plan =
+      plan_training(task.model, task.batch, SIZE_MAX / 4, world, options_of(kO2, {1, kBatch}));
+  EXPECT_EQ(plan.choices().size(), 14U);
+  for (const TrainingChoice& choice : plan.choices()) {
+    SCOPED_TRACE(choice.describe());
+    const int dividing = choice.shard_within > 0 ? choice.shard_within : 4;
+    const Formula bytes = formula(choice.sharding, true, choice.micro_batches > 1, dividing);
+    EXPECT_EQ(static_cast<double>(choice.weights), bytes.weights * kParameters);
+    EXPECT_EQ(static_cast<double>(choice.gradients), bytes.gradients * kParameters);
+    EXPECT_EQ(static_cast<double>(choice.optimizer_state), bytes.states * kParameters);
+    const Sent sent = expected(choice, static_cast<double>(choice.micro_batches));
+    EXPECT_DOUBLE_EQ(choice.exchange_seconds,
+                     kParameters * (sent.across / 1e6 + sent.in_host / 1e7));
+  }
+  EXPECT_THAT(plan.table(100), HasSubstr("ZeRO 3 within 2"));
+  // In 10.5 bytes a parameter all four could divide; within a host less goes across.
+  const auto best =
+      plan_training(task.model, task.batch, static_cast<std::size_t>(10.5 * kParameters), world,
+                    options_of(kO2, {kBatch}))
+          .best();
+  EXPECT_EQ(best.shard_within, 2) << best.describe();
+}
+
 // A rest of blocks of 1,024 elements: the rank that has most counts.
 TEST(ShardedPlan, CountsTheRankThatHasMost) {
   CAIRN_CPU_ONLY("a GPU has tables of pointers beside");
@@ -305,6 +352,7 @@ TEST(ShardedPlan, RanksTakeRankZerosChoice) {
     one.micro_batch = 3;
     one.micro_batches = 4;
     one.sharding = sharding;
+    one.shard_within = 2;
     one.seconds = seconds;
     one.fits = true;
     one.peak_bytes = 1234;
@@ -365,6 +413,8 @@ TEST(ShardedPlan, SaysWhatIsWrong) {
               HasSubstr("expected one device a process"));
   EXPECT_THAT(refused({.ranks = 2, .bandwidth = 1, .bucket_bytes = 0}, options),
               HasSubstr("expected buckets"));
+  EXPECT_THAT(refused({.ranks = 4, .bandwidth = 1, .ranks_per_host = 3}, options),
+              HasSubstr("expected ranks_per_host to divide the number of ranks, 4"));
   options.shardings = {};
   EXPECT_THAT(refused({}, options), HasSubstr("expected shardings, got none"));
   options.shardings = {Sharding::none};

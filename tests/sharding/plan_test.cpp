@@ -66,7 +66,8 @@ constexpr double kUnit = 2.5 * (4 * kWidth * kWidth + 2 * 397 * kWidth + 1500);
 
 TrainingPlan planned(Task& task, const parallel::ProcessGroup& group, std::size_t budget,
                      std::size_t precision, std::vector<Sharding> shardings,
-                     std::vector<std::int64_t> micro_batches, const std::string& folder = "") {
+                     std::vector<std::int64_t> micro_batches, const std::string& folder = "",
+                     int ranks_per_host = 0) {
   TrainingPlanOptions options;
   options.tensors_only = true;
   options.precisions = {checkpointing::precisions()[precision]};
@@ -78,28 +79,30 @@ TrainingPlan planned(Task& task, const parallel::ProcessGroup& group, std::size_
   return plan_training(task.model, task.batch, budget,
                        {.ranks = group.world_size(),
                         .bandwidth = 1e7,
+                        .ranks_per_host = ranks_per_host,
                         .first_bucket_bytes = kBuckets,
                         .bucket_bytes = kBuckets},
                        options);
 }
 
 std::unique_ptr<parallel::DistributedDataParallel> data_parallel(
-    nn::Module& model, const parallel::ProcessGroup& group, Sharding sharding) {
+    nn::Module& model, const parallel::ProcessGroup& group, const TrainingChoice& choice) {
   const parallel::DistributedOptions distributed{.first_bucket_bytes = kBuckets,
                                                  .bucket_bytes = kBuckets};
-  if (sharding == Sharding::none)
+  if (choice.sharding == Sharding::none)
     return std::make_unique<parallel::DistributedDataParallel>(model, group, distributed);
   return std::make_unique<parallel::ShardedDataParallel>(
       model, group,
-      parallel::ShardedOptions{.stage = static_cast<parallel::ZeroStage>(sharding),
-                               .distributed = distributed});
+      parallel::ShardedOptions{.stage = static_cast<parallel::ZeroStage>(choice.sharding),
+                               .distributed = distributed,
+                               .shard_within = choice.shard_within});
 }
 
 /// What the second step takes at most; every rank takes its part.
 std::size_t trained_peak(Task& task, const TrainingChoice& choice,
                          const parallel::ProcessGroup& group, const std::string& folder = "") {
   const Device device = core::default_device();
-  const auto ddp = data_parallel(task.model, group, choice.sharding);
+  const auto ddp = data_parallel(task.model, group, choice);
   optim::FusedAdam optimizer(task.model.parameters(), {.lr = 1e-3});
   if (choice.states_in_files) optimizer.set_state_options({.folder = folder});
   amp::Options options = options_of(choice);
@@ -152,9 +155,10 @@ void expect_predicted(const TrainingChoice& choice, const parallel::ProcessGroup
   }
 }
 
-/// Every choice keeps all activations, and so has the same schedule on every rank.
+/// Every choice keeps all activations, and so has the same schedule on every rank. Of several hosts
+/// those with copies.
 void expect_all_predicted(const parallel::ProcessGroup& group, std::size_t precision,
-                          const std::string& folder = "") {
+                          const std::string& folder = "", int ranks_per_host = 0) {
   warm_up(group);
   std::vector<TrainingChoice> choices;
   std::size_t before = 0;
@@ -162,15 +166,16 @@ void expect_all_predicted(const parallel::ProcessGroup& group, std::size_t preci
     Task task = small_gpt();
     before = held();
     choices = planned(task, group, SIZE_MAX / 4, precision, checkpointing::shardings(),
-                      {kSamples, kSamples / 4}, folder)
+                      {kSamples, kSamples / 4}, folder, ranks_per_host)
                   .choices();
   }
   std::sort(choices.begin(), choices.end(), [](const auto& a, const auto& b) {
     return a.describe() < b.describe();  // not by what this rank measured
   });
-  ASSERT_EQ(choices.size(), folder.empty() ? 8U : 16U);
+  ASSERT_EQ(choices.size(), (folder.empty() ? 8U : 16U) + (ranks_per_host > 0 ? 6U : 0U));
   for (const TrainingChoice& choice : choices) {
-    const bool wanted = folder.empty() || (choice.states_in_files && choice.micro_batches == 1);
+    const bool wanted = (folder.empty() || (choice.states_in_files && choice.micro_batches == 1)) &&
+                        choice.shard_within == ranks_per_host;
     if (wanted) expect_predicted(choice, group, before, folder);
   }
 }
@@ -196,6 +201,11 @@ TEST(ShardedPlan, PredictsThePeakWithStatesInFiles) {
     const TemporaryFolder folder;
     expect_all_predicted(group, 3, folder.string());
   });
+}
+
+TEST(ShardedPlan, PredictsThePeakOfTwoHostsWithCopies) {
+  CAIRN_CPU_ONLY("ranks of a GPU share its memory");
+  test::run_ranks(4, [](parallel::ProcessGroup& group) { expect_all_predicted(group, 3, "", 2); });
 }
 
 // DDP needs more, stage 3 less.

@@ -77,7 +77,8 @@ ElementBytes element_bytes(const StepKind& kind, bool half) {
   return bytes;
 }
 
-double sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t backwards, int ranks) {
+SentBytes sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t backwards,
+                     const TrainingWorld& world) {
   const auto reduced = static_cast<double>(bytes.reduced), times = static_cast<double>(backwards);
   // An all_reduce is a reduce_scatter and an all_gather; of one backward of the step.
   const double gradients = kind.divides(Sharding::gradients) ? times * reduced : 2 * reduced;
@@ -85,7 +86,17 @@ double sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t bac
                              ? times * static_cast<double>(bytes.used_weights)
                              : static_cast<double>(bytes.updated_weights);
   const double divided = kind.sharding == Sharding::none ? 0 : weights;
-  return (gradients + divided) * (ranks - 1) / ranks;
+  const double ranks = world.ranks, host = std::max(world.ranks_per_host, 1);
+  const double others = (ranks - 1) / ranks, across = (ranks - host) / ranks;
+  if (kind.shard_within == 0) {
+    const double all = gradients + divided;
+    return {all * (others - across), all * across};
+  }
+  // Ranks with the same part of each copy hand each other the pieces of its gradients.
+  const double within = kind.shard_within;
+  const double pieces = kind.divides(Sharding::gradients) ? (ranks / within - 1) / ranks : 0;
+  return {gradients * (others - across) + divided * (within - 1) / within,
+          gradients * (across + pieces)};
 }
 
 // ---- The model
@@ -151,26 +162,32 @@ struct ModelBytes::Sizes {
   const Parameter* parameter;
 };
 
+int ModelBytes::dividing(const StepKind& kind) const {
+  if (kind.sharding == Sharding::none) return 1;
+  return kind.shard_within > 0 ? kind.shard_within : world_.ranks;
+}
+
 std::vector<ModelBytes::Sizes> ModelBytes::sizes_of(const StepKind& kind, int rank) const {
   std::vector<Sizes> all;
+  const int ranks = dividing(kind);
   for (const Parameter& p : parameters_) {
     const ElementBytes bytes = element_bytes(kind, is_half(p, kind.precision));
     const auto elements = static_cast<std::size_t>(p.elements);
     const auto part = [&](int of) {
-      return static_cast<std::size_t>(core::even_part(p.elements, of, world_.ranks).size());
+      return static_cast<std::size_t>(core::even_part(p.elements, of, ranks).size());
     };
     Sizes& one = all.emplace_back(Sizes{});
     one.parameter = &p;
     one.weight_dtype = bytes.weight;
     one.gradient_dtype = bytes.gradient;
-    one.own_elements = kind.sharding == Sharding::none ? elements : part(rank);
+    one.own_elements = part(rank);
     one.weight = elements * core::size_of(bytes.weight);
     one.own_weight = one.own_elements * core::size_of(bytes.weight);
     if (!p.trained) continue;
     one.gradient = elements * core::size_of(bytes.gradient);
     if (!kind.divides(Sharding::gradients)) continue;
     one.own_gradient = aligned(one.own_elements * core::size_of(bytes.gradient));
-    for (int of = 0; of < world_.ranks; ++of)
+    for (int of = 0; of < ranks; ++of)
       one.flat_gradient += aligned(part(of) * core::size_of(bytes.gradient));
   }
   return all;
@@ -227,17 +244,16 @@ StepBytes ModelBytes::of_rank(const StepKind& kind, int rank) const {
     add_gradients(sizes, all.beside);
   }
   if (kind.divides(Sharding::parameters)) {
-    add_weights(sizes, all.beside);
+    add_weights(sizes, dividing(kind), all.beside);
   } else if (kind.sharding != Sharding::none) {
-    all.updating = gathering(sizes, blocks_);
+    all.updating = gathering(sizes, blocks_, dividing(kind));
   }
   return all;
 }
 
 StepBytes ModelBytes::of(const StepKind& kind) const {
   StepBytes most = of_rank(kind, 0);
-  const int ranks = kind.sharding == Sharding::none ? 1 : world_.ranks;
-  for (int rank = 1; rank < ranks; ++rank) {
+  for (int rank = 1; rank < dividing(kind); ++rank) {
     StepBytes other = of_rank(kind, rank);
     if (other.standing() > most.standing()) most = std::move(other);
   }
@@ -248,7 +264,8 @@ StepBytes ModelBytes::of(const StepKind& kind) const {
 
 // Flat buffers of a block's weights, or of all (block: past the last), that are small: of all ranks
 // and of this one. Those of one dtype go together.
-std::size_t ModelBytes::gathering(const std::vector<Sizes>& sizes, std::size_t block) const {
+std::size_t ModelBytes::gathering(const std::vector<Sizes>& sizes, std::size_t block,
+                                  int ranks) const {
   std::map<DType, std::size_t> small;
   for (const Sizes& one : sizes) {
     const bool meant =
@@ -257,7 +274,7 @@ std::size_t ModelBytes::gathering(const std::vector<Sizes>& sizes, std::size_t b
   }
   std::size_t most = 0;
   for (const auto& [dtype, bytes] : small) most = std::max(most, bytes);
-  return std::min(most, kFlatBuffer + kFlatBuffer / static_cast<std::size_t>(world_.ranks));
+  return std::min(most, kFlatBuffer + kFlatBuffer / static_cast<std::size_t>(ranks));
 }
 
 // As a Reducer fills them: gradients of one dtype, the last parameter's first.
@@ -312,9 +329,10 @@ void ModelBytes::add_gradients(const std::vector<Sizes>& sizes, ChainBeside& bes
   }
 }
 
-void ModelBytes::add_weights(const std::vector<Sizes>& sizes, ChainBeside& beside) const {
+void ModelBytes::add_weights(const std::vector<Sizes>& sizes, int ranks,
+                             ChainBeside& beside) const {
   for (std::size_t block = 0; block < blocks_; ++block)
-    beside.blocks[block].gathering = gathering(sizes, block);
+    beside.blocks[block].gathering = gathering(sizes, block, ranks);
   for (const Sizes& one : sizes) {
     const Parameter& p = *one.parameter;
     beside.blocks[p.first_block].weights += one.weight;

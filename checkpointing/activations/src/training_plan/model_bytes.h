@@ -24,6 +24,7 @@ struct StepKind {
   int moments = 2;
   bool accumulates = false;  // several micro-batches
   Sharding sharding = Sharding::none;
+  int shard_within = 0;   // ranks that divide a copy; 0: all
   bool in_files = false;  // masters and moments
 
   bool divides(Sharding what) const { return sharding >= what; }
@@ -48,8 +49,12 @@ struct StepBytes {
   std::size_t standing() const { return weights + gradients + optimizer_state; }
 };
 
-/// Bytes that a rank sends in a step of so many backwards, round a ring.
-double sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t backwards, int ranks);
+/// Bytes that a rank sends in a step of so many backwards, as every rank sends to every other.
+struct SentBytes {
+  double in_host = 0, across = 0;
+};
+SentBytes sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t backwards,
+                     const TrainingWorld& world);
 
 /// What one parameter has in memory.
 struct ElementBytes {
@@ -83,12 +88,13 @@ class ModelBytes {
   bool is_half(const Parameter& parameter, const Precision& precision) const {
     return precision.half_weights && parameter.may_be_half;
   }
+  int dividing(const StepKind& kind) const;
   std::vector<Sizes> sizes_of(const StepKind& kind, int rank) const;
   StepBytes of_rank(const StepKind& kind, int rank) const;
-  std::size_t gathering(const std::vector<Sizes>& sizes, std::size_t block) const;
+  std::size_t gathering(const std::vector<Sizes>& sizes, std::size_t block, int ranks) const;
   std::vector<std::vector<std::size_t>> buckets(const std::vector<Sizes>& sizes) const;
   void add_gradients(const std::vector<Sizes>& sizes, ChainBeside& beside) const;
-  void add_weights(const std::vector<Sizes>& sizes, ChainBeside& beside) const;
+  void add_weights(const std::vector<Sizes>& sizes, int ranks, ChainBeside& beside) const;
 
   TrainingWorld world_;
   std::size_t blocks_;

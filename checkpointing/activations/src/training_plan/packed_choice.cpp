@@ -33,6 +33,7 @@ void for_each_number(Choice& choice, const F& f) {
   f(choice.recomputes);
   f(choice.offloads);
   f(choice.sharding);
+  f(choice.shard_within);
   f(choice.states_in_files);
   f(choice.fits);
   f(choice.peak_bytes);

@@ -48,20 +48,36 @@ std::vector<TrainingChoice> StepChoices::of(TrainingChoice like, const ScheduleC
 void StepChoices::add_divided(TrainingChoice choice, const ScheduleChoice& schedules) {
   const std::vector<Sharding> alone{Sharding::none};
   for (const Sharding sharding : world_.ranks > 1 ? options_.shardings : alone) {
-    for (const bool in_files : {false, true}) {
-      if (in_files && options_.states_folder.empty()) continue;
-      choice.sharding = sharding;
-      choice.states_in_files = in_files;
-      const StepKind kind{.precision = choice.precision,
-                          .compact = choice.compact_state,
-                          .moments = options_.moments,
-                          .accumulates = choice.micro_batches > 1,
-                          .sharding = sharding,
-                          .in_files = in_files};
-      const StepBytes bytes = bytes_.of(kind);
-      if (in_files && bytes.in_files == 0) continue;  // nothing is large enough for a file
-      add(choice, kind, bytes, schedules.with(bytes.beside));
-    }
+    choice.sharding = sharding;
+    choice.shard_within = 0;
+    add_placed(choice, schedules);
+    if (!divides_within_hosts(sharding)) continue;
+    choice.shard_within = world_.ranks_per_host;
+    add_placed(choice, schedules);
+  }
+}
+
+/// On GPUs gathers of stage 3 would run beside reductions of another group.
+bool StepChoices::divides_within_hosts(Sharding sharding) const {
+  const int host = world_.ranks_per_host;
+  const bool beside = sharding == Sharding::parameters && batch_.x.device().is_cuda();
+  return sharding != Sharding::none && host > 1 && host < world_.ranks && !beside;
+}
+
+void StepChoices::add_placed(TrainingChoice choice, const ScheduleChoice& schedules) {
+  for (const bool in_files : {false, true}) {
+    if (in_files && options_.states_folder.empty()) continue;
+    choice.states_in_files = in_files;
+    const StepKind kind{.precision = choice.precision,
+                        .compact = choice.compact_state,
+                        .moments = options_.moments,
+                        .accumulates = choice.micro_batches > 1,
+                        .sharding = choice.sharding,
+                        .shard_within = choice.shard_within,
+                        .in_files = in_files};
+    const StepBytes bytes = bytes_.of(kind);
+    if (in_files && bytes.in_files == 0) continue;  // nothing is large enough for a file
+    add(choice, kind, bytes, schedules.with(bytes.beside));
   }
 }
 
@@ -147,7 +163,9 @@ double StepChoices::update_seconds(const StepKind& kind, const StepBytes& bytes)
 double StepChoices::exchange_seconds(const StepKind& kind, const StepBytes& bytes,
                                      std::int64_t backwards) const {
   if (world_.ranks == 1 || world_.bandwidth <= 0) return 0;
-  return sent_bytes(bytes, kind, backwards, world_.ranks) / world_.bandwidth;
+  const SentBytes sent = sent_bytes(bytes, kind, backwards, world_);
+  const double host = world_.host_bandwidth > 0 ? world_.host_bandwidth : world_.bandwidth;
+  return sent.in_host / host + sent.across / world_.bandwidth;
 }
 
 }  // namespace cairn::checkpointing

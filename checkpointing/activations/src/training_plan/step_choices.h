@@ -47,6 +47,8 @@ class StepChoices {
 
  private:
   void add_divided(TrainingChoice choice, const ScheduleChoice& schedules);
+  bool divides_within_hosts(Sharding sharding) const;
+  void add_placed(TrainingChoice choice, const ScheduleChoice& schedules);
   void add(TrainingChoice choice, const StepKind& kind, const StepBytes& bytes,
            const ScheduleChoice& schedules);
   TrainingChoice with_schedule(TrainingChoice choice, const StepBytes& bytes,

@@ -432,6 +432,11 @@ void check_division(Device device, const TrainingWorld& world, const TrainingPla
               world.bandwidth);
   CAIRN_CHECK(!divides || world.devices == 1, kTrainingPlanner,
               "expected one device a process where ranks divide a model, got ", world.devices);
+  CAIRN_CHECK(world.ranks_per_host >= 0 && world.host_bandwidth >= 0 &&
+                  (world.ranks_per_host == 0 || world.ranks % world.ranks_per_host == 0),
+              kTrainingPlanner, "expected ranks_per_host to divide the number of ranks, ",
+              world.ranks, ", and a host_bandwidth of bytes a second, or 0, got ",
+              world.ranks_per_host, " and ", world.host_bandwidth);
   CAIRN_CHECK(world.bucket_bytes > 0 && world.first_bucket_bytes > 0, kTrainingPlanner,
               "expected buckets of some bytes, got ", world.first_bucket_bytes, " and ",
               world.bucket_bytes);

@@ -41,8 +41,9 @@ std::string starred(const std::string& text, bool changes_results) {
 }
 
 std::string sharding_text(const TrainingChoice& choice) {
-  return choice.sharding == Sharding::none ? "all"
-                                           : core::str("ZeRO ", static_cast<int>(choice.sharding));
+  if (choice.sharding == Sharding::none) return "all";
+  const std::string stage = core::str("ZeRO ", static_cast<int>(choice.sharding));
+  return choice.shard_within == 0 ? stage : core::str(stage, " within ", choice.shard_within);
 }
 
 std::string state_text(const TrainingChoice& choice) {

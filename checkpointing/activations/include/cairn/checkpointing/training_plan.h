@@ -100,6 +100,12 @@ struct TrainingWorld {
   /// Bytes a second that each rank sends while it receives as many; 0: not counted in the time.
   /// Nothing is taken to be hidden behind computation.
   double bandwidth = 0;
+  /// Neighbours in rank order that share a host; must divide `ranks`. Of several hosts each division
+  /// is also offered within a host, with copies across (parallel::ShardedOptions::shard_within).
+  /// 0: nobody says.
+  int ranks_per_host = 0;
+  /// Of what ranks of a host send each other; 0: as `bandwidth`.
+  double host_bandwidth = 0;
   /// As parallel::DistributedOptions has them: gradients that ranks divide are whole until one of
   /// their buckets is full.
   std::size_t first_bucket_bytes = 1 << 20, bucket_bytes = 25 << 20;
@@ -148,6 +154,7 @@ struct TrainingChoice {
   Schedule schedule;          // of the modules; the loss runs with the last
   bool recomputes = false, offloads = false;
   Sharding sharding = Sharding::none;  // what ranks divide
+  int shard_within = 0;                // as many ranks, a host's; 0: all
   bool states_in_files = false;        // of TrainingPlanOptions::states_folder
 
   bool fits = false;
