@@ -59,14 +59,16 @@ TEST_P(Fuzz, CorpusAndMutationsEndInTypedErrorsAtMost) {
   const Target& fuzzed = target(GetParam());
   const std::vector<std::string> seeds = fuzzed.seeds();
   ASSERT_FALSE(seeds.empty());
-  for (const std::string& seed : seeds) fuzzed.read(seed);
+  EXPECT_GT(std::count_if(seeds.begin(), seeds.end(), fuzzed.read), 0);
   Mutator mutate(20261122);
   std::mt19937_64 random(1);
   for (int i = 0; i < kMutations; ++i) {
     fuzzed.read(mutate(seeds[random() % seeds.size()], seeds[random() % seeds.size()]));
   }
 }
-INSTANTIATE_TEST_SUITE_P(Readers, Fuzz, testing::Values("zip", "pickle", "safetensors", "manifest"),
+INSTANTIATE_TEST_SUITE_P(Readers, Fuzz,
+                         testing::Values("zip", "pickle", "distributed", "deepspeed", "safetensors",
+                                         "manifest"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
