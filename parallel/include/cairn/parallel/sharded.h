@@ -31,8 +31,8 @@
 // the same graph, unless find_unused_parameters or static_graph says that they do not: all units
 // are gathered at the beginning of a forward, and of a backward, then, and whole until it has
 // ended. A use of a weight elsewhere (an average, a clamp, an initialiser) is InvalidArgument
-// unless gather_parameters() has made it whole. Forwards on the model itself gather as well, on every
-// rank. A pointer from data() is good as long as the weight is whole. join() is Unsupported.
+// unless gather_parameters() has made it whole. Forwards on the model itself gather as well, on
+// every rank. A pointer from data() is good as long as the weight is whole. join() is Unsupported.
 //
 // A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
 // weights (stage 3), or all of their masters (stages 1 and 2, from amp::initialize on).
@@ -87,8 +87,8 @@ struct ShardedOptions {
   /// reshard_after_forward = false. Must divide shard_within, or the number of ranks. On GPUs 0, 1
   /// or all alone (Unsupported).
   int reshard_within = 0;
-  /// So many of the next units are gathered while one works; each takes its memory. Neither this nor
-  /// most_gathered with find_unused_parameters or static_graph (InvalidArgument).
+  /// So many of the next units are gathered while one works; each takes its memory. Neither this
+  /// nor most_gathered with find_unused_parameters or static_graph (InvalidArgument).
   int prefetch = 1;
   /// A unit is gathered ahead only where the weights of all units that are whole or on their way
   /// have at most so many elements then. 0: no bound.

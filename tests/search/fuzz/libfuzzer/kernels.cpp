@@ -1,5 +1,5 @@
-// What the readers ask of kernels, element by element: the backends need libraries of vendors, which
-// no sanitizer sees.
+// What the readers ask of kernels, element by element: the backends need libraries of vendors,
+// which no sanitizer sees.
 #include "cairn/kernels/copy.h"
 
 #include <cstdint>

@@ -100,9 +100,9 @@ struct TrainingWorld {
   /// Bytes a second that each rank sends while it receives as many; 0: not counted in the time.
   /// Nothing is taken to be hidden behind computation.
   double bandwidth = 0;
-  /// Neighbours in rank order that share a host; must divide `ranks`. Of several hosts each division
-  /// is also offered within a host, with copies across (parallel::ShardedOptions::shard_within).
-  /// 0: nobody says.
+  /// Neighbours in rank order that share a host; must divide `ranks`. Of several hosts each
+  /// division is also offered within a host, with copies across
+  /// (parallel::ShardedOptions::shard_within). 0: nobody says.
   int ranks_per_host = 0;
   /// Of what ranks of a host send each other; 0: as `bandwidth`.
   double host_bandwidth = 0;
