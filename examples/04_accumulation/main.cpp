@@ -47,7 +47,7 @@ struct Flags {
         ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
     app.add_option("--half-dtype", common.half_dtype, "the half type of O1 - O3")
         ->check(CLI::IsMember({"f16", "bf16"}));
-    app.add_option("--device", common.device, "cpu, cuda or cuda:N");
+    common.add_device_to(app);
     app.add_option("--seed", common.seed, "of initialisation, order and data");
   }
 };

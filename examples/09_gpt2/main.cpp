@@ -1,10 +1,11 @@
 // gpt2: fine-tunes GPT-2 from Hugging Face's files (model.safetensors, config.json) on a text,
-// within a budget of the process's memory, and exports it to the same layout.
+// within a budget of the process's memory, or of a GPU's, and exports it to the same layout.
 //
 //   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
 //   gpt2 --model random --text plays.txt --steps 10 --budget 3G --export tuned
 //   cairn-run --nproc-per-node 4 gpt2 --model random --text plays.txt --shard 2 --budget 1500M
 //   cairn-run --nproc-per-node 4 gpt2 --model random --text plays.txt --plan --budget 1500M
+//   gpt2 --model random --text plays.txt --device cuda --budget 4G
 //   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
 // Text is taken as GPT-2's 256 byte tokens, without its merges.
@@ -45,7 +46,7 @@ struct Flags {
   double lr = 1e-4;
   bool recompute = false, full_state = false, plan = false;
   std::uint64_t bandwidth = 0;
-  support::Flags common;  // of them: opt level, half dtype, sharding
+  support::Flags common;  // of them: opt level, half dtype, device, sharding
 
   void add_to(CLI::App& app) {
     common.half_dtype = "bf16";
@@ -64,6 +65,7 @@ struct Flags {
         ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
     app.add_option("--half-dtype", common.half_dtype, "the half type of O1 - O3")
         ->check(CLI::IsMember({"f16", "bf16"}));
+    common.add_device_to(app);
     app.add_flag("--full-state", full_state,
                  "masters and moments in f32, not as bf16 with 16-bit remainders");
     app.add_flag("--recompute", recompute,
@@ -77,7 +79,7 @@ struct Flags {
     app.add_option("--bandwidth", bandwidth,
                    "bytes a second that a process sends to the others, for --plan; 0: measured")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
-    app.add_option("--budget", budget, "memory of each process: 3G")
+    app.add_option("--budget", budget, "memory of each process, on a GPU of its tensors there: 3G")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->default_str("3G");
     app.add_option("--export", export_to, "folder for the fine-tuned model; none: not written");
@@ -185,7 +187,7 @@ Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::Fu
     try {
       backward_through(model, precision, tokens, tokens, way.parts);
       model.clear_grad();
-      core::release_cached_memory(Device{});
+      core::release_cached_memory(core::default_device());
       return way;
     } catch (const core::OutOfMemory&) {
       model.clear_grad();
@@ -196,13 +198,21 @@ Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::Fu
   }
 }
 
-/// Live tensors may have what the program leaves of the budget.
+/// Live tensors may have what the program leaves of the budget: of a GPU's, all.
 void cap_memory(std::uint64_t budget) {
+  const Device device = core::default_device();
+  if (device.is_cuda()) return core::set_memory_capacity(device, budget);
   constexpr std::size_t kLibraries = std::size_t{40} << 20;  // what they still load and keep
   const std::size_t taken = core::process_memory("VmRSS") + kLibraries;
   CAIRN_CHECK(budget > taken, "gpt2", "expected a --budget over ", support::human_bytes(taken),
               ", which the program takes, got ", support::human_bytes(budget));
-  core::set_memory_capacity(Device{}, budget - taken);
+  core::set_memory_capacity(device, budget - taken);
+}
+
+/// What the budget bounds, at most so far.
+std::size_t most_memory() {
+  const Device device = core::default_device();
+  return device.is_cuda() ? core::memory_stats(device).peak_total : core::process_memory("VmHWM");
 }
 
 template <class LossOf>
@@ -221,8 +231,9 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       const double loss = world.sum(own, "loss") / world.size;
       say(world, core::str("step ", step, "/", flags.steps, ": loss ", rounded(loss, 4), ", ",
-                           rounded(spent.count(), 2), " s, process ",
-                           support::human_bytes(core::process_memory("VmHWM")),
+                           rounded(spent.count(), 2), " s, ",
+                           core::default_device().is_cuda() ? "GPU " : "process ",
+                           support::human_bytes(most_memory()),
                            result.applied ? "" : "; skipped: ", result.reason));
       if (++step > flags.steps) break;
     }
@@ -294,7 +305,7 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
   const double bandwidth = flags.bandwidth > 0 ? static_cast<double>(flags.bandwidth) : measured;
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   const checkpointing::TrainingPlan plan = checkpointing::plan_training(
-      *model->chain(), {tokens, tokens}, core::memory_capacity(Device{}),
+      *model->chain(), {tokens, tokens}, core::memory_capacity(core::default_device()),
       {.ranks = group.world_size(),
        .bandwidth = bandwidth,
        .ranks_per_host = ranks_per_host(group)},
@@ -303,7 +314,7 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
   try {
     return plan.best(group.world());
   } catch (const core::OutOfMemory& error) {
-    const std::size_t program = flags.budget - core::memory_capacity(Device{});
+    const std::size_t program = flags.budget - core::memory_capacity(core::default_device());
     throw core::OutOfMemory(core::str(error.what(), "; beside that the program takes ",
                                       support::human_bytes(program), ": --budget ",
                                       support::human_bytes(program + plan.least().peak_bytes)));
@@ -349,7 +360,8 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   const bool sums_whole =
       plan && way.parts > 1 && plan->sharding < checkpointing::Sharding::gradients;
   if (sums_whole) optim::GradientArena::attach(model.parameters(), true);
-  const std::string ranks = alone ? "" : "; " + flags.common.describe(world, Device{}, 0);
+  const std::string ranks =
+      alone ? "" : "; " + flags.common.describe(world, core::default_device(), 0);
   say(world, core::str("within ", support::human_bytes(flags.budget), ": ",
                        plan ? plan->describe() : way.text(), ranks));
   if (alone) return take_steps(model, precision, text, way.parts, flags, world);
@@ -374,8 +386,8 @@ void train_within_budget(const std::shared_ptr<gpt2::Gpt2>& model, const data::T
 
 void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
   const autograd::NoGradGuard no_grad;
-  const Tensor window = Tensor::zeros({1, flags.tokens}, DType::i64);
-  const Tensor label = Tensor::zeros({1, flags.tokens}, DType::i64);
+  const Tensor window = Tensor::zeros({1, flags.tokens}, DType::i64, Device{});
+  const Tensor label = Tensor::zeros({1, flags.tokens}, DType::i64, Device{});
   text.read(0, window.view().select(0, 0), label.view().select(0, 0));
   const Tensor tokens = to_tokens(window);
   checkpointing::write_safetensors(flags.logits, {{"tokens", tokens}, {"logits", model(tokens)}});
@@ -402,6 +414,7 @@ int run(Flags flags, const parallel::ProcessGroup& group) {
     return 0;
   }
   check(flags, group);
+  const core::DefaultDeviceGuard device(group.device(flags.common.device));
   cap_memory(flags.budget);
   Plan plan;
   if (flags.plan) {
@@ -424,11 +437,12 @@ int run(Flags flags, const parallel::ProcessGroup& group) {
   }
   if (flags.steps == 0 || flags.common.shard == 0) export_model(*model, flags, world);
   if (!flags.logits.empty() && world.rank == 0) write_logits(*model, text, flags);
-  const auto most = static_cast<std::size_t>(
-      group.all_reduce_max(static_cast<double>(core::process_memory("VmHWM"))));
+  const auto most =
+      static_cast<std::size_t>(group.all_reduce_max(static_cast<double>(most_memory())));
   say(world,
       core::str(world.size == 1 ? "the process" : "the largest process", " took ",
-                support::human_bytes(most), " at most, of ", support::human_bytes(flags.budget)));
+                support::human_bytes(most), core::default_device().is_cuda() ? " of its GPU" : "",
+                " at most, of ", support::human_bytes(flags.budget)));
   return most <= flags.budget ? 0 : 1;
 }
 

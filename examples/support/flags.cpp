@@ -26,8 +26,7 @@ void Flags::add_to(CLI::App& app) {
       ->expected(0, 1)
       ->check(CLI::IsMember({"true", "false"}))
       ->default_str("");
-  app.add_option("--device", device,
-                 "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
+  add_device_to(app);
   app.add_option("--epochs", epochs, "passes over the data")->check(CLI::Range(1, 1000000));
   app.add_option("--steps", steps, "end after this many optimizer steps; 0: after the epochs")
       ->check(command_line::not_below_zero());
@@ -58,6 +57,11 @@ void Flags::add_to(CLI::App& app) {
                  "where Prometheus may ask, 127.0.0.1:9464 (rank r: a port higher by r); beyond "
                  "the loopback interface with the token in CAIRN_OBSERVE_TOKEN")
       ->needs(folder);
+}
+
+void Flags::add_device_to(CLI::App& app) {
+  app.add_option("--device", device,
+                 "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
 }
 
 void Flags::add_shard_to(CLI::App& app) {

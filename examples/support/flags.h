@@ -40,6 +40,7 @@ struct Flags {
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.
   void add_to(CLI::App& app);
+  void add_device_to(CLI::App& app);  // --device
   /// --shard and --shard-within, where a program's processes share one model.
   void add_shard_to(CLI::App& app);
 

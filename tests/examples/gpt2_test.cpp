@@ -198,6 +198,8 @@ TEST_F(Gpt2Example, SaysWhatIsWrong) {
               HasSubstr("config.json, got nothing to read"));
   EXPECT_THAT(run("").err, HasSubstr("expected --model and --text"));
   EXPECT_EQ(run("--words 3").status, 2);
+  EXPECT_THAT(run(train("--device tpu")).err, HasSubstr("tpu"));
+  EXPECT_THAT(run(train("--device cuda:9")).err, HasSubstr("gpt2: [device]"));
 }
 
 }  // namespace

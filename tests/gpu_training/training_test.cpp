@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 #include <sstream>
 
 #include "support/tensors.h"
@@ -144,6 +145,87 @@ TEST(Training, OfTheOtherExamples) {
     expect_same_losses(losses(with("late") + images + "--device cuda", loss), losses(images, loss),
                        6e-2);
   }
+}
+
+/// gpt2 on a tiny model, first of random weights, and the text of language_model().
+class Gpt2OnGpus : public testing::Test {
+ protected:
+  void SetUp() override {
+    (void)language_model(folder_);
+    const ShellResult made =
+        shell(std::string(CAIRN_GPT2_PROGRAM) +
+              " --layers 2 --heads 2 --width 32 --positions 32 --words 300 --write-random " +
+              path("random"));
+    ASSERT_EQ(made.status, 0) << made.err;
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string run(const std::string& arguments, const std::string& model = "random") const {
+    return std::string(CAIRN_GPT2_PROGRAM) + " --model " + path(model) + " --text " + path("text") +
+           " --tokens 16 --lr 3e-3 " + arguments;
+  }
+  /// What it prints after "loss ".
+  static std::vector<double> losses(const std::string& command) {
+    const ShellResult result = shell(command);
+    EXPECT_EQ(result.status, 0) << command << "\n" << result.out << result.err;
+    std::vector<double> all;
+    const std::regex loss("loss ([.0-9]+)");
+    for (std::sregex_iterator it(result.out.begin(), result.out.end(), loss), end; it != end; ++it)
+      all.push_back(std::stod((*it)[1]));
+    return all;
+  }
+
+  const TemporaryFolder folder_;
+};
+
+TEST_F(Gpt2OnGpus, LearnsAsOnTheCpu) {
+  for (const auto& [level, relative] :
+       {std::pair("--steps 3 --opt-level O0", 1e-3),
+        std::pair("--steps 3 --opt-level O2 --micro-batches 2", 2e-2)}) {
+    const auto expected = losses(run(level));
+    const auto got = losses(with("shuffled") + run(level) + " --device cuda --export " +
+                            path("tuned") + " --logits " + path("logits"));
+    expect_same_losses(got, expected, relative);
+    EXPECT_LT(losses(run("--steps 1 --opt-level O0", "tuned")).front(), got.front() - 0.05);
+  }
+}
+
+TEST_F(Gpt2OnGpus, ExportsTheBitsThatItRead) {
+  const auto exported = [&](const std::string& arguments) {
+    const ShellResult result = shell(run("--steps 0 --export " + path("out") + arguments));
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    return read_text(path("out") + "/model.safetensors");
+  };
+  EXPECT_TRUE(exported(" --device cuda") == exported(""));
+}
+
+// Whatever processes divide.
+TEST_F(Gpt2OnGpus, HasTheSameBitsInTwoProcessesAtEveryStage) {
+  const auto in_two = [&](const std::string& how) {
+    return losses(with("late") + kTwo + run("--steps 3 --device cuda " + how));
+  };
+  const auto expected = in_two("");
+  EXPECT_EQ(expected.size(), 3u);
+  for (const char* stage : {"--shard 2", "--shard 3 --recompute"})
+    EXPECT_EQ(in_two(stage), expected) << stage;
+}
+
+// The budget is of the GPU's tensors, whatever the program takes beside them.
+TEST_F(Gpt2OnGpus, FitsTheBudget) {
+  const auto within = [&](const std::string& budget, int batch = 16) {
+    return shell(with("late") + run("--steps 1 --device cuda --batch-size " +
+                                    std::to_string(batch) + " --budget " + budget));
+  };
+  const ShellResult cut = within("1200K");
+  EXPECT_EQ(cut.status, 0) << cut.out << cut.err;
+  EXPECT_THAT(cut.out, AllOf(HasSubstr("every activation kept: does not fit"),
+                             HasSubstr("of its GPU at most, of 1.2 MiB")));
+  const ShellResult refused = within("300K");
+  EXPECT_EQ(refused.status, 1) << refused.out;
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("cuda:0"), HasSubstr("fewer --tokens or a smaller --batch-size")));
+  const ShellResult planned = within("8M --plan", 1);
+  EXPECT_EQ(planned.status, 0) << planned.out << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("chosen, because"));
 }
 
 TEST(Training, WaitsForFewThingsAndMakesOneContext) {
