@@ -25,6 +25,7 @@
 #include <cairn/core/generator.h>
 #include <cairn/core/graph.h>
 #include <cairn/core/log.h>
+#include <cairn/core/status.h>
 #include <cairn/data/csv.h>
 #include <cairn/data/drawn_digits.h>
 #include <cairn/data/idx.h>

@@ -3,7 +3,7 @@
 // observe::Run tell it; a trainer without them may:
 //
 //   core::tell_job("", 0, 1);
-//   core::tell_step(step, loss);
+//   core::tell_step(step, loss.item());
 //
 // Nobody tells before tell_job() was called: all else does nothing then. Telling takes no lock and
 // no allocation, sends nothing, and writes a few words of memory (status_page.h). A child made by
