@@ -88,10 +88,10 @@ int handle_signal() {
 StatusPage* make_page() {
   const int file = memfd_create(StatusPage::kName, MFD_CLOEXEC);
   if (file < 0) return nullptr;
-  void* const memory = ftruncate(file, sizeof(StatusPage)) != 0
-                           ? MAP_FAILED
-                           : mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED,
-                                  file, 0);
+  void* const memory =
+      ftruncate(file, sizeof(StatusPage)) != 0
+          ? MAP_FAILED
+          : mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) {
     close(file);
     return nullptr;

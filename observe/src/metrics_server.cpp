@@ -122,11 +122,10 @@ void MetricsServer::listen_at(const std::string& address, int higher) {
   const int port = place.port == 0 ? 0 : place.port + higher;
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int unknown =
-      getaddrinfo(place.host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  CAIRN_CHECK(unknown == 0 && port <= 65535, kServe, "expected an address to serve metrics at, got '",
-              address, "' (port ", port, ")", unknown == 0 ? "" : ": ",
-              unknown == 0 ? "" : gai_strerror(unknown));
+  const int unknown = getaddrinfo(place.host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  CAIRN_CHECK(unknown == 0 && port <= 65535, kServe,
+              "expected an address to serve metrics at, got '", address, "' (port ", port, ")",
+              unknown == 0 ? "" : ": ", unknown == 0 ? "" : gai_strerror(unknown));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
   CAIRN_CHECK(!token_.empty() || is_loopback(found->ai_addr), kServe,
               "expected a token where metrics are served beyond the loopback interface, at ",
@@ -161,8 +160,8 @@ void MetricsServer::run() {
     if (waits[0].revents != 0) return;
     auto wait = waits.begin() + 2;
     for (auto connection = connections_.begin(); connection != connections_.end(); ++wait) {
-      const bool goes_on = Clock::now() < connection->end &&
-                           (wait->revents == 0 || serve(*connection));
+      const bool goes_on =
+          Clock::now() < connection->end && (wait->revents == 0 || serve(*connection));
       if (!goes_on) close(connection->socket);
       connection = goes_on ? std::next(connection) : connections_.erase(connection);
     }

@@ -152,8 +152,8 @@ TEST(Status, ATextIsReadWhole) {
     if (!read.whole || read.text.empty()) continue;
     ++whole;
     const auto number = static_cast<std::size_t>(read.since);
-    EXPECT_EQ(read.text, std::string(1 + number % StatusPage::kText,
-                                     static_cast<char>('a' + number % 26)));
+    EXPECT_EQ(read.text,
+              std::string(1 + number % StatusPage::kText, static_cast<char>('a' + number % 26)));
   }
   end = true;
   writer.join();

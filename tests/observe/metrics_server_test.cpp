@@ -37,7 +37,8 @@ class HttpClient {
   explicit HttpClient(const std::string& address) {
     sockaddr_in to{};
     to.sin_family = AF_INET;
-    to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
+    to.sin_port =
+        htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
     inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     const timeval limit{10, 0};
     setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -187,9 +188,11 @@ TEST(MetricsServer, ARunServesWhatItWasToldJustNow) {
   const test::TemporaryFolder folder;
   observe::Run run(folder.string(), {.renew_seconds = 1000, .serve = "127.0.0.1:0"});
   run.step({{"loss", 1.5}});
-  EXPECT_THAT(answer(run.served_at(), kGet), HasSubstr("cairn_value{rank=\"0\",name=\"loss\"} 1.5\n"));
+  EXPECT_THAT(answer(run.served_at(), kGet),
+              HasSubstr("cairn_value{rank=\"0\",name=\"loss\"} 1.5\n"));
   run.step({{"loss", 0.5}});
-  EXPECT_THAT(answer(run.served_at(), kGet), HasSubstr("cairn_value{rank=\"0\",name=\"loss\"} 0.5\n"));
+  EXPECT_THAT(answer(run.served_at(), kGet),
+              HasSubstr("cairn_value{rank=\"0\",name=\"loss\"} 0.5\n"));
 }
 
 TEST(MetricsServer, PrometheusOwnParserReadsIt) {
@@ -202,7 +205,8 @@ TEST(MetricsServer, PrometheusOwnParserReadsIt) {
   run.step({{"loss", 1.5}});
   run.event(EventKind::skip, "inf", "fc.weight");
   const test::ShellResult read = test::shell(
-      "PYTHONPATH=" + readers + " python3 -B -c 'import sys, urllib.request as u\n"
+      "PYTHONPATH=" + readers +
+      " python3 -B -c 'import sys, urllib.request as u\n"
       "from prometheus_client.openmetrics.parser import text_string_to_metric_families as read\n"
       "text = u.urlopen(sys.argv[1]).read().decode()\n"
       "for family in read(text):\n"
@@ -227,8 +231,7 @@ TEST(MetricsServer, MonitoringFilesNameWhatThereIs) {
   const std::string metrics = answer(run.served_at(), kGet);
   const std::regex name("cairn_[a-z_]+");
   for (const char* file : {"alerts.yml", "grafana.json"}) {
-    const std::string text =
-        test::text_of(test::test_folder() + "/../examples/monitoring/" + file);
+    const std::string text = test::text_of(test::test_folder() + "/../examples/monitoring/" + file);
     int names = 0;
     for (std::sregex_iterator at(text.begin(), text.end(), name), end; at != end; ++at, ++names)
       EXPECT_THAT(metrics, HasSubstr("\n" + at->str() + "{")) << file;

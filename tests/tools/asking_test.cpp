@@ -102,9 +102,8 @@ void hang_while(const std::function<void(int hung, const json& told)>& ask) {
       return;
     }
     std::thread waiting([&] { group.all_reduce(x, parallel::ReduceOp::sum, "late"); });
-    const json told = status_when([](const json& jobs) {
-      return rank_in(jobs, 1) != nullptr && !waits_of(jobs, 0).empty();
-    });
+    const json told = status_when(
+        [](const json& jobs) { return rank_in(jobs, 1) != nullptr && !waits_of(jobs, 0).empty(); });
     const json* const hung = rank_in(told, 1);
     if (hung != nullptr) ask(hung->at("pid").get<int>(), told);
     std::ofstream(until) << "go on";
@@ -215,8 +214,8 @@ TEST(Asking, WhereNobodyIsToAskOneLineSaysWhy) {
       {"status 1 2", "not expected"},
   };
   for (const auto& [arguments, message] : cases) {
-    const ShellResult result = shell("bash -c \"" + std::string(CAIRN_RUN_PROGRAM) + " " +
-                                     arguments + "\"");
+    const ShellResult result =
+        shell("bash -c \"" + std::string(CAIRN_RUN_PROGRAM) + " " + arguments + "\"");
     EXPECT_NE(result.status, 0) << arguments;
     EXPECT_THAT(result.err, HasSubstr(message)) << arguments;
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;

@@ -125,7 +125,7 @@ std::optional<int> ask(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    print(app.get_subcommands().front()->help());
+    print(app.help());
     return 0;
   } catch (const CLI::ParseError& error) {
     throw UsageError(command_line::explain(app, error));

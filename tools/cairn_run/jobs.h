@@ -25,8 +25,8 @@ struct RankStatus {
   pid_t pid = -1;
   std::shared_ptr<const core::StatusPage> page;
   int rank = 0, world_size = 1;
-  std::string job, device;  // where the ranks meet; "": alone
-  char state = '?';         // the system's letter
+  std::string job, device;   // where the ranks meet; "": alone
+  char state = '?';          // the system's letter
   std::uint64_t memory = 0;  // bytes that are in memory
   std::int64_t steps = 0;    // told
   std::int64_t step = 0;     // the last; its end, how long it took, and waited
@@ -38,7 +38,7 @@ struct RankStatus {
 };
 
 struct JobStatus {
-  std::string name;  // "127.0.0.1:29500", or the process of a rank that is alone
+  std::string name;   // "127.0.0.1:29500", or the process of a rank that is alone
   pid_t parent = -1;  // of the first rank
   std::string parent_name;
   double read_at = 0;             // steady clock

@@ -25,7 +25,8 @@ constexpr auto kPatience = std::chrono::seconds(1);
 std::vector<int> threads_of(pid_t process) {
   std::vector<int> threads;
   std::error_code gone;
-  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/task", gone))
+  for (const auto& entry :
+       fs::directory_iterator("/proc/" + std::to_string(process) + "/task", gone))
     threads.push_back(std::atoi(entry.path().filename().c_str()));
   std::sort(threads.begin(), threads.end());
   return threads;

@@ -152,15 +152,17 @@ nlohmann::json json_of_rank(const RankStatus& rank, double now) {
   nlohmann::json threads = nlohmann::json::array();
   for (const ThreadStatus& thread : rank.threads) {
     nlohmann::json told{{"thread", thread.id}};
-    if (!thread.part.empty()) told["part"] = thread.part, told["part_age"] = now - thread.part_since;
-    if (!thread.wait.empty()) told["wait"] = thread.wait, told["wait_age"] = now - thread.wait_since;
+    if (!thread.part.empty())
+      told["part"] = thread.part, told["part_age"] = now - thread.part_since;
+    if (!thread.wait.empty())
+      told["wait"] = thread.wait, told["wait_age"] = now - thread.wait_since;
     threads.push_back(std::move(told));
   }
-  nlohmann::json told{{"rank", rank.rank},       {"world_size", rank.world_size},
-                      {"pid", rank.pid},         {"state", state_of(rank)},
-                      {"memory", rank.memory},   {"device", rank.device},
-                      {"steps", rank.steps},     {"collectives", rank.collectives},
-                      {"waited", rank.waited},   {"threads", std::move(threads)}};
+  nlohmann::json told{{"rank", rank.rank},     {"world_size", rank.world_size},
+                      {"pid", rank.pid},       {"state", state_of(rank)},
+                      {"memory", rank.memory}, {"device", rank.device},
+                      {"steps", rank.steps},   {"collectives", rank.collectives},
+                      {"waited", rank.waited}, {"threads", std::move(threads)}};
   if (rank.steps == 0) return told;
   told["step"] = rank.step, told["step_age"] = now - rank.step_at;
   told["loss"] = rank.losses.back();  // null where it is not finite
@@ -174,9 +176,8 @@ nlohmann::json json_of_rank(const RankStatus& rank, double now) {
 std::string table_of(const JobStatus& job, std::size_t width) {
   const RankStatus& first = job.ranks.front();
   std::string head = "job " + job.name + " of process " + std::to_string(job.parent) + " (" +
-                     job.parent_name + "), on " + host() + ": " +
-                     std::to_string(job.ranks.size()) + " of " + std::to_string(first.world_size) +
-                     " ranks\n";
+                     job.parent_name + "), on " + host() + ": " + std::to_string(job.ranks.size()) +
+                     " of " + std::to_string(first.world_size) + " ranks\n";
   std::vector<Row> rows{{"rank", "pid", "state", "step", "ended ago", "loss", "s/step",
                          "without waits", "memory", "device", "in"}};
   for (const RankStatus& rank : job.ranks) rows.push_back(row_of(rank, job.read_at));

@@ -96,8 +96,7 @@ class ElfFile {
   }
 
   void add(const Elf64_Shdr& section, const Elf64_Shdr& texts) {
-    const auto symbols =
-        table<Elf64_Sym>(section.sh_offset, section.sh_size / sizeof(Elf64_Sym));
+    const auto symbols = table<Elf64_Sym>(section.sh_offset, section.sh_size / sizeof(Elf64_Sym));
     for (const Elf64_Sym& symbol : symbols) {
       const auto type = ELF64_ST_TYPE(symbol.st_info);
       if ((type != STT_FUNC && type != STT_GNU_IFUNC) || symbol.st_size == 0) continue;
@@ -135,7 +134,8 @@ Symbols::Symbols(pid_t process) : process_(process) {
   std::error_code gone;
   program_ = std::filesystem::read_symlink(folder + "/exe", gone).string();
   std::ifstream maps(folder + "/maps");
-  for (std::string line; std::getline(maps, line);) {  // "begin-end rights offset device inode path"
+  for (std::string line;
+       std::getline(maps, line);) {  // "begin-end rights offset device inode path"
     std::istringstream fields(line);
     Mapping mapping;
     char dash = 0;

@@ -15,8 +15,8 @@
 namespace cairn::core {
 
 struct StatusPage {
-  static constexpr char kName[] = "cairn-status";                   // the file's
-  static constexpr std::uint64_t kMagic = 0x0131'7375'7461'7473;    // and the layout's version
+  static constexpr char kName[] = "cairn-status";                 // the file's
+  static constexpr std::uint64_t kMagic = 0x0131'7375'7461'7473;  // and the layout's version
   static constexpr std::size_t kThreads = 32, kLosses = 256, kText = 184;
   static constexpr std::size_t kStacks = 64, kDepth = 62;
 
@@ -89,9 +89,9 @@ struct StatusPage {
   Text job;  // "127.0.0.1:29500": where the ranks meet; empty: it is alone
   Text device;
   // Of the last step that was told.
-  std::atomic<std::int64_t> step, steps;         // its number; how many were told
-  std::atomic<double> step_at;                   // steady_clock; 0: none
-  std::atomic<double> step_seconds, step_waits;  // it took; of which its thread waited for ranks
+  std::atomic<std::int64_t> step, steps;           // its number; how many were told
+  std::atomic<double> step_at;                     // steady_clock; 0: none
+  std::atomic<double> step_seconds, step_waits;    // it took; of which its thread waited for ranks
   std::array<std::atomic<float>, kLosses> losses;  // of step i of `steps` at i % kLosses
   // Since the process began, of all threads.
   std::atomic<std::uint64_t> collectives;
