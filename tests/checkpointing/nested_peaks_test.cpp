@@ -220,6 +220,26 @@ TEST(NestedPeaks, ASegmentHoldsItsInputWhileItRunsWithinAnother) {
   }
 }
 
+// Block 5 runs as block 0 does, but its input is a view of the LSTM's states: an offloaded block
+// brings all of them back.
+TEST(NestedPeaks, AnOffloadedBlockBringsBackAllThatItsInputLiesIn) {
+  manual_seed(1);
+  nn::Sequential model;
+  model.add(nn::LSTM(32, 128));
+  model.add(nn::LayerNorm(128));
+  model.add(nn::LSTM(128, 32));
+  model.add(nn::Dropout(0.1));
+  model.add(nn::LSTM(32, 32));
+  model.add(nn::LSTM(32, 128));
+  model.add(LossAtTheEnd());
+  PlannedPeaks peaks({std::move(model), test::normal_tensor({20, 8, 32}, 2)});
+  const Schedule within{{2, 3}, {3, 4, {{3, 4}}}, {4, 5, {{4, 5}}}};
+  const SchedulePart offloaded{5, 6, {}, true};
+  const auto [predicted, measured] = peaks.of({{0, 1}, {1, 2}, {2, 5, within}, offloaded, {6, 7}});
+  EXPECT_LE(measured, predicted);
+  EXPECT_GE(measured + sizeof(float), predicted);  // the loss
+}
+
 TEST(NestedPeaks, NoStepOfRandomNetsTakesMoreThanPredicted) {
   const std::uint64_t nets = core::default_device().is_cuda() ? 2 : 60;  // simulated: slow
   double share = 0;

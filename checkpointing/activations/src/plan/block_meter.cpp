@@ -129,7 +129,8 @@ class BlockMeter {
       const double seconds = seconds_of(profile_);
       measure_ways();
       if (options_.known != nullptr) {
-        options_.known->all.push_back({std::move(forward), profile_, seconds});
+        options_.known->all.push_back(
+            {x_.storage()->bytes(), std::move(forward), profile_, seconds});
       }
     }
     const Tensor result = pass();
@@ -221,19 +222,19 @@ class BlockMeter {
     if (options_.known == nullptr) return nullptr;
     for (const KnownBlocks::Known& known : options_.known->all) {
       const double share = seconds_of(profile_) / known.seconds;
-      const bool alike = share > 0.5 && share < 2 && same_memory(known.profile);
+      const bool alike = share > 0.5 && share < 2 && same_memory(known);
       if (alike && forward.same_operations(known.forward)) return &known.profile;
     }
     return nullptr;
   }
 
-  bool same_memory(const BlockProfile& known) const {
-    const auto memory = [](const BlockProfile& b) {
-      return std::tuple(b.saved, b.saves_input, b.saves_output, b.forward_peak, b.replay_peak,
-                        b.backward_peak, b.output, b.light_peak, b.gradient, b.lead, b.cached,
-                        b.parameter_gradients);
+  bool same_memory(const KnownBlocks::Known& known) const {
+    const auto memory = [](std::size_t input, const BlockProfile& b) {
+      return std::tuple(input, b.saved, b.saves_input, b.saves_output, b.forward_peak,
+                        b.replay_peak, b.backward_peak, b.output, b.light_peak, b.gradient, b.lead,
+                        b.cached, b.parameter_gradients);
     };
-    return memory(profile_) == memory(known);
+    return memory(x_.storage()->bytes(), profile_) == memory(known.input, known.profile);
   }
 
   void measure_ways() {

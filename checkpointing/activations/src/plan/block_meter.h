@@ -11,11 +11,12 @@
 
 namespace cairn::checkpointing {
 
-/// Blocks as they were measured. A later one that runs the same operations in the same memory and
-/// in about the same time is taken for another of them, so that equal blocks have equal times,
-/// whatever else the machine does, and each kind is measured once.
+/// Blocks as they were measured. A later one that runs the same operations in the same memory, its
+/// input's included, and in about the same time is taken for another of them, so that equal blocks
+/// have equal times, whatever else the machine does, and each kind is measured once.
 struct KnownBlocks {
   struct Known {
+    std::size_t input = 0;  // bytes that it lies in, which an offloaded block brings back
     MeteredForward forward;
     BlockProfile profile;
     double seconds = 0;  // of the one run that others are compared with
