@@ -49,6 +49,20 @@ TEST(ChainProgramme, AReplayEndsWithTheLastTensorThatItsLastBlockKeeps) {
   EXPECT_EQ(replayed.seconds, 4 + 1);
 }
 
+TEST(ChainProgramme, ALossTakesWhatItTakesBesideAnInputThatItsBlockKeeps) {
+  std::vector<BlockProfile> chain(2);
+  chain[0].output = chain[0].gradient = chain[0].forward_peak = 100;
+  chain[1].output = chain[1].gradient = 1;
+  chain[1].saved = 10;
+  chain[1].peak_before_loss = 30;
+  chain[1].forward_peak = 80;
+  EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 100 + 30u);
+  chain[1].forward_peak = 140;
+  EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 140u);
+  chain[1].saves_input = true;
+  EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 100 + 140u);
+}
+
 TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
   std::vector<BlockProfile> chain(2);
   chain[0].forward_seconds = 1;

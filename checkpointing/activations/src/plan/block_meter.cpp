@@ -116,6 +116,7 @@ class BlockMeter {
     if (options_.accumulates) step(profile_, block_);
     step(profile_, block_);
     profile_.lead = lead_;
+    profile_.peak_before_loss = peak_before_loss_;
     MeteredForward forward = measure_operations(block_, input(x_), 1);
     const BlockProfile* known = known_as(forward);
     if (known == nullptr && options_.known != nullptr) {
@@ -328,6 +329,8 @@ class BlockMeter {
     const std::size_t forward_peak = peak() - base;
     fastest(kept.forward_seconds, now_seconds() - begin);
     kept.forward_peak = forward_peak;
+    if (options_.before_loss != nullptr)
+      peak_before_loss_ = std::max(*options_.before_loss, base) - base;
     kept.replay_peak = saved.peak - base;
     kept.saves_input = saved.all.contains(x_.storage().get());
     kept.saves_output = profile_.output > 0 && saved.all.contains(y.storage().get());
@@ -399,7 +402,8 @@ class BlockMeter {
   BlockProfile profile_;
   bool differentiable_ = false;
   std::size_t lead_ = 0;  // of the last step: what stood when the backward asked for the first time
-  std::function<void()> on_asked_;  // when the backward asks for what was kept
+  std::size_t peak_before_loss_ = 0;  // of the last step
+  std::function<void()> on_asked_;    // when the backward asks for what was kept
 };
 
 }  // namespace

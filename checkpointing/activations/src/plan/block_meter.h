@@ -34,6 +34,9 @@ struct MeterOptions {
   std::size_t chain = 1;             // blocks that the chain has
   PlanningBudget* budget = nullptr;  // given: refreshed before each block
   bool times_only = false;           // of one step, and nothing else
+  /// Given: the block ends with a loss, and puts here the device's peak as that begins; 0 where
+  /// the loss has the block's input.
+  const std::size_t* before_loss = nullptr;
 };
 
 struct MeasuredBlock {

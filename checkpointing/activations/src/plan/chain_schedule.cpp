@@ -53,6 +53,7 @@ class Simulation {
       // The region's copies for blocks that were not kept end with it.
       for (std::size_t i = part.begin; i < part.end; ++i) level_ -= blocks_[i].cached;
     }
+    run_loss();
     gradient_ = blocks_.back().gradient;
     level_ += gradient_;
     gradients_ = 0;
@@ -111,13 +112,23 @@ class Simulation {
     const std::size_t i = part.begin;
     const bool casts_stay = first_ || keeps_graph(part);
     if (casts_stay) level_ += blocks_[i].cached;
-    const std::size_t peak = ends_replay ? kept.replay_peak : kept.forward_peak;
+    std::size_t peak = ends_replay ? kept.replay_peak : kept.forward_peak;
+    if (ends_with_loss(i)) peak = blocks_[i].peak_before_loss;
     reach(i, peak + (casts_stay ? 0 : blocks_[i].cached));
     cost_.seconds += kept.forward_seconds - (ends_replay ? kept.tail_seconds : 0);
     level_ += kept.saved;
     if (kept.saves_input) hold(i);
     if (kept.saves_output) hold(i + 1);
     hold(i + 1);
+  }
+
+  bool ends_with_loss(std::size_t i) const { return blocks_[i].peak_before_loss > 0; }
+
+  // The loss is behind the region, and nobody holds the last block's input for it.
+  void run_loss() {
+    const BlockProfile& last = blocks_.back();
+    if (ends_with_loss(blocks_.size() - 1))
+      reach(last.forward_peak - last.saved - last.output + gradients_);
   }
 
   // Runs without keeping anything but the result. Whoever calls a segment holds its input until it

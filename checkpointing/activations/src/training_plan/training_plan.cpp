@@ -339,25 +339,29 @@ class TrainingPlanner {
       forward = fused_end(dynamic_cast<nn::Linear&>(module), target);
     }
     Segment block = forward;
+    std::size_t before_loss = 0;
     std::optional<autograd::AutocastGuard> region;
     if (target.defined()) {
       block = [&](const Tensor& x) {
         Tensor y = in_region(precision, forward, x);
         if (fused) return y;
+        core::Stream::current(device_).synchronize();
+        if (y.storage() != x.storage()) before_loss = core::memory_stats(device_).peak_total;
         if (precision.half_weights && core::is_half(y.dtype())) y = autograd::to(y, DType::f32);
-        return loss_(gathered(y, samples, target), target);
+        y = gathered(std::move(y), samples, target);
+        return loss_(y, target);
       };
     } else if (precision.autocast) {
       region.emplace(true, precision.half);
     }
-    if (target.defined()) {
-      return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                           meter_);
-    }
     MeterOptions meter = meter_;
-    meter.offload = offload_.get();
-    meter.known = &known;
-    meter.chain = model_.size();
+    if (target.defined()) {
+      if (!fused) meter.before_loss = &before_loss;
+    } else {
+      meter.offload = offload_.get();
+      meter.known = &known;
+      meter.chain = model_.size();
+    }
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
                          meter);
   }
@@ -369,7 +373,7 @@ class TrainingPlanner {
   }
 
   // Beside this device's output those of the others, of which only copies lie here.
-  Tensor gathered(const Tensor& y, std::int64_t part, const Tensor& target) const {
+  Tensor gathered(Tensor y, std::int64_t part, const Tensor& target) const {
     const std::int64_t samples = target.size(batch_.dimension);
     std::vector<Tensor> parts{y};
     for (std::int64_t at = part; at < samples; at += part) {

@@ -72,6 +72,8 @@ struct BlockProfile : KeptBlock {
   std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or the
                            // backward, or in each replay anew
   std::size_t parameter_gradients = 0;  // that the backward leaves in memory of their own
+  std::size_t peak_before_loss = 0;     // of the forward, up to a loss that has not its input any
+                                        // more; 0: none
   /// The same with what its operations save offloaded: the times hold the copies, which nothing
   /// else waits for.
   std::optional<KeptBlock> offloaded;
