@@ -14,6 +14,8 @@ namespace cairn::core {
 
 namespace {
 
+using Action = MemoryEvent::Action;
+
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kCut = 512;  // segments are cut at its multiples: all libraries' alignments
 constexpr std::size_t kSegment = std::size_t{2} << 20;  // a segment is a multiple
@@ -108,6 +110,7 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
   link(storage);
   count(bytes, category);
   ++stats_.allocations;
+  note(Action::allocate, {block.data, bytes}, stream, category);
 }
 
 Allocator::Block Allocator::take_block(Lock& lock, std::size_t block_bytes, void* stream) {
@@ -123,6 +126,7 @@ Allocator::Block Allocator::take_block(Lock& lock, std::size_t block_bytes, void
   if (made.data == nullptr) return {};
   stats_.reserved += made.bytes;
   ++stats_.system_allocations;
+  note(Action::take_segment, made, stream);
   if (device_.is_cpu()) poison(made.data, made.bytes);
   if (!cuts_) return made;
   segments_[static_cast<char*>(made.data)] = {made.bytes, stream};
@@ -152,8 +156,17 @@ Allocator::Block Allocator::cut(Cache::iterator from, std::size_t bytes) {
   auto* const data = static_cast<char*>(taken.data);
   free_at_.erase(data);
   const std::size_t rest = key.first - taken.bytes;
-  if (rest > 0) cache_block({rest, key.second}, data + taken.bytes);
+  if (rest == 0) return taken;
+  if (!cuts_) note_cut({data, key.first}, taken.bytes, key.second);
+  cache_block({rest, key.second}, data + taken.bytes);
   return taken;
+}
+
+// Where blocks are no parts of segments, each is one.
+void Allocator::note_cut(const Block& whole, std::size_t at, void* stream) const noexcept {
+  note(Action::give_segment, whole, stream);
+  note(Action::take_segment, {whole.data, at}, stream);
+  note(Action::take_segment, {static_cast<char*>(whole.data) + at, whole.bytes - at}, stream);
 }
 
 std::size_t SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t bytes) noexcept {
@@ -185,6 +198,7 @@ Allocator::Block Allocator::joined_block(std::size_t block_bytes, void* stream) 
     unpoison(piece.data, piece.bytes);
     const std::size_t moved = system_->move_pages(piece.data, data + filled, piece.bytes);
     filled += piece.bytes;
+    note(Action::give_segment, piece, stream);
     if (moved == piece.bytes) continue;
     stats_.reserved -= filled;
     give_up_joining(data, filled - piece.bytes + moved, whole);
@@ -193,6 +207,7 @@ Allocator::Block Allocator::joined_block(std::size_t block_bytes, void* stream) 
   }
   stats_.reserved += whole - filled;
   if (filled < whole) ++stats_.system_allocations;
+  note(Action::take_segment, {data, whole}, stream);
   poison(data, whole);
   return {data, whole};
 }
@@ -207,6 +222,7 @@ void Allocator::put_back(const std::vector<Block>& pieces, std::size_t from,
       continue;
     }
     unpoison(data, bytes);
+    note(Action::give_segment, pieces[from], stream);
     system_->release_pages(data, bytes);
     stats_.reserved -= bytes;
   }
@@ -317,14 +333,21 @@ void Allocator::keep_block(const Storage& storage) {
   Pending block{{storage.block_bytes_, recorded ? capture_stream() : storage.stream_},
                 storage.data_};
   block.until_graph_ends = recorded && storage.uses_ != nullptr;
+  block.requested = storage.bytes_;
   if (!recorded && storage.uses_ != nullptr) {
     block.streams = storage.uses_->streams;
     mark_uses(block);
   }
   const bool in_use = block.until_graph_ends || !block.uses.empty() || !block.streams.empty();
   const Lock lock(*this);
-  if (!in_use) return cache_block(block.key, block.data);
+  note(Action::request_free, {block.data, block.requested}, block.key.second, storage.category_);
+  if (!in_use) return end_use(block);
   pending_.push_back(std::move(block));
+}
+
+void Allocator::end_use(const Pending& block) noexcept {
+  note(Action::free, {block.data, block.requested}, block.key.second);
+  cache_block(block.key, block.data);
 }
 
 void Allocator::cache_block(CacheKey key, void* data) noexcept {
@@ -378,6 +401,7 @@ bool Allocator::is_whole(void* data, std::size_t block_bytes) const {
 
 void Allocator::give_back(void* data, std::size_t block_bytes) noexcept {
   if (device_.is_cpu()) unpoison(data, block_bytes);
+  note(Action::give_segment, {data, block_bytes});
   segments_.erase(static_cast<char*>(data));
   free_at_.erase(static_cast<char*>(data));
   stats_.reserved -= block_bytes;
@@ -400,7 +424,7 @@ bool Allocator::all_done(Pending& block) noexcept try {
 void Allocator::collect_pending() noexcept {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const bool done = !it->until_graph_ends && all_done(*it);
-    if (done) cache_block(it->key, it->data);
+    if (done) end_use(*it);
     it = done ? pending_.erase(it) : std::next(it);
   }
 }
@@ -455,7 +479,7 @@ void Allocator::release(void* stream) noexcept {
   collect_pending();
   pending_.remove_if([&](const Pending& block) {  // of several of the graph's streams
     const bool own = block.key.second == stream && block.until_graph_ends;
-    if (own) cache_block(block.key, block.data);
+    if (own) end_use(block);
     return own;
   });
   for (auto it = cache_.begin(); it != cache_.end();) {
@@ -493,8 +517,12 @@ void Allocator::move_category(Storage& storage, MemoryCategory to) {
   const std::lock_guard lock(mutex_);
   stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
   stats_.current_total -= storage.bytes_;
+  const Block block{storage.data_, storage.bytes_};
+  note(Action::request_free, block, storage.stream_, storage.category_);
+  note(Action::free, block, storage.stream_);
   storage.category_ = to;
   count(storage.bytes_, to);
+  note(Action::allocate, block, storage.stream_, to);
 }
 
 void Allocator::link(Storage& storage) {

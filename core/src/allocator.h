@@ -16,6 +16,7 @@
 
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -23,6 +24,7 @@
 
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
+#include "memory_tracer.h"
 
 namespace cairn::core {
 
@@ -77,6 +79,9 @@ class Allocator {
   /// Gives them back to the system: nothing on the device uses them any more.
   void release(void* stream) noexcept;
   std::string report();
+  /// Keeps the last so many events; 0: none.
+  void trace(std::size_t events);
+  MemoryTrace trace();
 
  private:
   using CacheKey = std::pair<std::size_t, void*>;  // block size, stream
@@ -87,6 +92,7 @@ class Allocator {
     std::vector<Event> uses = {};      // points after which nobody uses it
     std::vector<Stream> streams = {};  // of further uses; their points are to be marked
     bool until_graph_ends = false;
+    std::size_t requested = 0;
   };
 
   struct SystemBlock {  // what the system gave at once, and on which stream it was asked for
@@ -97,6 +103,11 @@ class Allocator {
   struct Block {
     void* data = nullptr;  // null: none
     std::size_t bytes = 0;
+  };
+
+  struct OwnBlock {
+    MemorySegment::Block block;
+    void* stream = nullptr;
   };
 
   class Lock;
@@ -121,6 +132,7 @@ class Allocator {
   void return_parts(void* stream) noexcept;
   void forget(Storage& storage) noexcept;
   void keep_block(const Storage& storage);
+  void end_use(const Pending& block) noexcept;
   void cache_block(CacheKey key, void* data) noexcept;
   char* join_neighbours(CacheKey& key, char* data);
   std::size_t take_out(std::map<char*, CacheKey>::iterator block) noexcept;
@@ -132,6 +144,10 @@ class Allocator {
   void link(Storage& storage);
   void unlink(Storage& storage);
   [[noreturn]] void fail_out_of_memory(std::size_t bytes, MemoryCategory category) const;
+  void note(MemoryEvent::Action action, const Block& block, const void* stream = nullptr,
+            MemoryCategory category = MemoryCategory::other) const noexcept;       // needs mutex_
+  void note_cut(const Block& whole, std::size_t at, void* stream) const noexcept;  // too
+  std::vector<OwnBlock> blocks() const;                                            // by address
   std::string table() const;
   std::string largest_tensors() const;
 
@@ -152,6 +168,7 @@ class Allocator {
   std::size_t cache_bound_ = SIZE_MAX;  // of live and cached bytes
   MemoryStats stats_;
   Storage* live_ = nullptr;
+  std::unique_ptr<MemoryTracer> tracer_;  // null: nobody asked for one
 };
 
 Allocator& allocator_of(Device device);  // checks that the device exists

@@ -15,6 +15,7 @@
 #include "cairn/core/stream.h"
 #include "cuda_interface.h"
 #include "environment.h"
+#include "memory_tracer.h"
 
 namespace cairn::core {
 
@@ -218,7 +219,12 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   storage->device_ = device;
   if (bytes == 0) return storage;
   const Stream stream = Stream::current(device);
-  allocator.allocate(*storage, bytes, current_category, stream.native());
+  try {
+    allocator.allocate(*storage, bytes, current_category, stream.native());
+  } catch (const OutOfMemory&) {
+    tell_out_of_memory(device);
+    throw;
+  }
   if (device.is_cpu()) storage->record_use(stream);
   return storage;
 }

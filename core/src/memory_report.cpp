@@ -88,6 +88,7 @@ std::string Allocator::largest_tensors() const {
 }
 
 void Allocator::fail_out_of_memory(std::size_t bytes, MemoryCategory category) const {
+  note(MemoryEvent::Action::out_of_memory, {nullptr, bytes}, nullptr, category);
   const bool capped = over_capacity(bytes);
   std::ostringstream out;
   if (capped) {

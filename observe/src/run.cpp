@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/core/memory_trace.h"
 #include "cairn/core/status.h"
 #include "clock.h"
 #include "ring.h"
@@ -51,6 +52,7 @@ Run::Run(const std::string& folder, RunOptions options) : last_step_(options.fir
               options.renew_seconds);
   if (!core::tells_status()) core::tell_job("", options.world.rank, options.world.size);
   core::tell_device(core::str(options.device));
+  core::set_memory_step(options.first_step + 1);
   writer_ = std::make_unique<Writer>(folder, std::move(options));
 }
 
@@ -65,6 +67,7 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   put_values(message, values);
   last_step_.store(step, std::memory_order_relaxed);
   core::tell_step(step, loss_of(values));
+  core::set_memory_step(step + 1);
 }
 
 void Run::summary(std::span<const Value> values) {
@@ -111,6 +114,7 @@ void Span::begin(std::string_view name) {
   inner_ = 0;
   outer_ = innermost;
   innermost = this;
+  label_.emplace(name);
   begin_ = steady_seconds();
   core::tell_part(name_, begin_);
 }
@@ -120,6 +124,7 @@ void Span::end() {
   const double seconds = steady_seconds() - begin_;
   innermost = outer_;
   outer_ != nullptr ? core::tell_part(outer_->name_, outer_->begin_) : core::tell_part("", 0);
+  label_.reset();
   if (outer_ != nullptr) outer_->inner_ += seconds;
   Message message(run_->writer_->ring());
   message.put(Told::span).put(seconds - inner_).put_text(name_);

@@ -149,7 +149,8 @@ Writer::Writer(const std::string& folder, RunOptions options)
       restarts_(restart_count()),
       json_(failures_, folder_ + "/metrics.jsonl", options_.log_bytes),
       csv_(failures_, folder_ + "/metrics.csv", options_.log_bytes),
-      events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes) {
+      events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes),
+      recorder_(options_.device, options_.memory_events, folder_) {
   add_machine(options_);
   json_.open(
       options_.first_step,
@@ -187,6 +188,7 @@ void Writer::end() {
   }
   wake_.notify_one();
   thread_.join();
+  recorder_.end();
 }
 
 Ring& Writer::ring() {

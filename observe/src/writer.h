@@ -18,6 +18,7 @@
 #include "files.h"
 #include "history.h"
 #include "json_log.h"
+#include "memory_recorder.h"
 #include "metrics_server.h"
 #include "open_metrics.h"
 #include "records.h"
@@ -82,6 +83,7 @@ class Writer {
   JsonLog json_;
   CsvLog csv_;
   EventLog events_;
+  MemoryRecorder recorder_;
   std::optional<core::MemoryStats> memory_;  // the highest since the last step
   double sampled_ = 0, renew_at_ = 0;
 

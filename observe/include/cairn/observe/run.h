@@ -13,6 +13,7 @@
 //   metrics.csv                a line a step
 //   metrics.prom               OpenMetrics, of the last step
 //   events.out.tfevents.*      TensorBoard's
+//   memory_snapshot.pickle     memory_viz's, where RunOptions::memory_events asks for it
 //
 // What is told goes into a ring of the calling thread (kRingBytes, made when a thread first tells
 // something) without locks or allocations; a thread of the run empties the rings 20 times a second
@@ -29,6 +30,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +39,7 @@
 #include <vector>
 
 #include "cairn/core/device.h"
+#include "cairn/core/memory_trace.h"
 #include "cairn/core/world.h"
 
 namespace cairn::observe {
@@ -85,6 +88,10 @@ struct RunOptions {
   /// 0: any that is free. Beyond the loopback interface only with a token in CAIRN_OBSERVE_TOKEN,
   /// of 16 characters or more, which each request must bring. Empty: nowhere.
   std::string serve;
+  /// memory_snapshot.pickle has so many of the device's last allocations and frees, of some 100
+  /// bytes each, beside what the device holds. It is written where a request is refused
+  /// (OutOfMemory), and at the end of a run in which none was. 0: there is none.
+  std::size_t memory_events = 0;
 };
 
 class Writer;
@@ -163,6 +170,7 @@ class [[nodiscard]] Span {
   std::string_view name_;
   double begin_ = 0, inner_ = 0;
   Span* outer_ = nullptr;
+  std::optional<core::MemoryLabel> label_;
 };
 
 }  // namespace cairn::observe

@@ -1,40 +1,16 @@
 #include "formats/torch/pickle_writer.h"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
-#include <utility>
 
 #include "cairn/core/error.h"
 
 namespace cairn::checkpointing {
 
-PickleWriter::PickleWriter() {
-  op(PickleOp::proto);
-  out_ += '\2';
-}
-
-void PickleWriter::integer(std::int64_t value) {
-  if (value >= INT32_MIN && value <= INT32_MAX) {
-    op(PickleOp::bin_int);
-    return bytes(static_cast<std::int32_t>(value));
-  }
-  op(PickleOp::long1);
-  out_ += static_cast<char>(sizeof value);
-  bytes(value);
-}
-
-void PickleWriter::number(double value) {
-  op(PickleOp::bin_float);
-  bytes(__builtin_bswap64(std::bit_cast<std::uint64_t>(value)));
-}
-
 void PickleWriter::text(std::string_view value) {
   CAIRN_CHECK(value.size() <= UINT32_MAX, "torch", "expected text of at most 4 GB, got ",
               value.size(), " bytes");
-  op(PickleOp::bin_unicode);
-  bytes(static_cast<std::uint32_t>(value.size()));
-  out_ += value;
+  core::PickleWriter::text(value);
 }
 
 void PickleWriter::name(std::string_view module, std::string_view name) {
@@ -75,26 +51,6 @@ void PickleWriter::tensor(const std::string& key, DType dtype, const Shape& shap
   op(PickleOp::reduce);  // hooks
   end_tuple();
   op(PickleOp::reduce);
-}
-
-void PickleWriter::begin_dictionary() {
-  op(PickleOp::empty_dict);
-  op(PickleOp::mark);
-}
-void PickleWriter::end_dictionary() {
-  op(PickleOp::set_items);
-}
-void PickleWriter::begin_list() {
-  op(PickleOp::empty_list);
-  op(PickleOp::mark);
-}
-void PickleWriter::end_list() {
-  op(PickleOp::appends);
-}
-
-std::string PickleWriter::finish() {
-  op(PickleOp::stop);
-  return std::move(out_);
 }
 
 }  // namespace cairn::checkpointing
