@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "cairn/core/error.h"
+#include "cairn/core/run_folder.h"
 #include "cairn/core/version.h"
 #include "clock.h"
 #include "report.h"
@@ -169,6 +170,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
           .text = core::str("went on from step ", options_.first_step),
           .culprit = {}});
   }
+  core::set_run_folder(folder);
   if (!options_.serve.empty()) serve();
   thread_ = std::thread([this] { run(); });
   LiveRuns::instance().add(*this);

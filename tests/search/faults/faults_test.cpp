@@ -28,6 +28,7 @@
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
 #include "fault.h"
+#include "parallel/flight_record.h"
 #include "place.h"
 #include "rank.h"
 #include "support/free_port.h"
@@ -132,6 +133,7 @@ class Job {
     std::int64_t ended = 0;
     std::string output;
   };
+  std::string records() const { return place_.folder() + "/records"; }
   std::string path_of(int rank) const { return core::str(place_.folder(), "/rank_", rank); }
   std::string output_of(int rank) const {
     std::ifstream file(path_of(rank));
@@ -156,6 +158,7 @@ class Job {
   void inject();
   void wake();
   std::string judge(int rank) const;
+  std::string judge_record() const;
 
   Fault fault_;
   Place place_;
@@ -169,7 +172,8 @@ class Job {
 void Job::start(int rank) {
   const bool second = fault_.engine == Engine::two_machines && rank >= 2;
   const int local = fault_.engine == Engine::two_machines ? 2 : fault_.world;
-  std::vector<std::string> own{variable_, "OMP_NUM_THREADS=1"};
+  std::vector<std::string> own{variable_, "OMP_NUM_THREADS=1",
+                               "CAIRN_FLIGHT_RECORDER=" + records()};
   if (!fault_.has_launchers()) {
     own.insert(
         own.end(),
@@ -342,11 +346,61 @@ std::string Job::judge(int r) const {
   return wrong;
 }
 
+/// What torchfrtrace can tell of it; null: nothing, as of roots and names.
+const char* kind_in_records(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kill:
+    case FaultKind::stop:
+    case FaultKind::leave:
+    case FaultKind::give_up:
+    case FaultKind::throws:
+    case FaultKind::sleep:
+      return "missing";
+    case FaultKind::other_collective:
+      return "type";
+    case FaultKind::other_shape:
+      return "size";
+    case FaultKind::other_dtype:
+      return "dtype";
+    default:
+      return nullptr;
+  }
+}
+
+/// Whether torchfrtrace, where there is one, and the verdict beside the records say the same.
+std::string Job::judge_record() const {
+  const char* kind = kind_in_records(fault_.kind);
+  if (kind == nullptr) return "";
+  const auto torch = read_record(records())["torch"];
+  if (torch.is_null()) return "";
+  const auto& trouble = torch["trouble"];
+  // Who goes at any moment leaves the collective before done on some ranks and not on others.
+  const bool goes = kind == std::string("missing") && fault_.kind != FaultKind::sleep;
+  if (goes && !trouble.empty() && trouble[0][0] == "state") return "";
+  const auto own = own_verdict(records(), trouble.empty() ? 0 : trouble[0][1].get<std::uint64_t>());
+  if (!own.is_array()) return core::str("the verdict is ", own.dump(), "\n");
+  const auto sequence = own[1].get<std::uint64_t>();
+  const auto theirs = torch_verdict(torch, sequence);
+  std::vector<int> others;
+  for (int rank = 0; rank < fault_.world; ++rank) {
+    if (rank != fault_.victim) others.push_back(rank);
+  }
+  // Others may not have come yet when they hear of it.
+  const auto& ranks = theirs[2];
+  const bool among = goes && theirs[0] == kind && theirs[1] == sequence &&
+                     std::find(ranks.begin(), ranks.end(), fault_.victim) != ranks.end();
+  if (is_verdict(own, kind, sequence, fault_.victim, others) &&
+      (among || is_verdict(theirs, kind, sequence, fault_.victim, others)))
+    return "";
+  return core::str("the verdict is ", own.dump(), ", torchfrtrace's ", theirs.dump(), "\n");
+}
+
 std::string Job::run() {
   watch();
   if (fault_time_ == 0) return "the fault was not reached\n";
   std::string wrong;
   for (int rank = 0; rank < fault_.world; ++rank) wrong += judge(rank);
+  wrong += judge_record();
   for (const pid_t pid : processes_with(variable_))
     wrong += core::str("process ", pid, " is left\n");
   if (const std::string left = place_.leftovers(); !left.empty()) wrong += "left: " + left + "\n";

@@ -27,6 +27,11 @@ std::uint64_t mixed(std::uint64_t hash, std::string_view text) {
 
 }  // namespace
 
+MovedSizes moved_sizes(const TensorView& in, const TensorView& out) {
+  const TensorView& one = in.data != nullptr ? in : out;
+  return {one.dtype, one.device.is_cuda(), false, in.shape, out.shape};
+}
+
 Description::Description(std::string text) : name_(std::move(text)), hash_(mixed(1, name_)) {}
 
 Description::Description(const char* operation, std::string_view detail, int root,
@@ -38,6 +43,7 @@ Description::Description(const char* operation, std::string_view detail, int roo
       shape_(x.shape),
       name_(name),
       hash_(mixed(mixed(mixed(2, operation), detail), name_)) {
+  moved_ = moved_sizes(x, x);
   hash_ = mixed(hash_, static_cast<std::uint64_t>(root));
   hash_ = mixed(hash_, static_cast<std::uint64_t>(x.dtype));
   for (const std::int64_t size : x.shape) hash_ = mixed(hash_, static_cast<std::uint64_t>(size));

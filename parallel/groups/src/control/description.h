@@ -11,6 +11,15 @@
 
 namespace cairn::parallel {
 
+/// What a rank gives to a collective and has of it, for the flight recorder.
+struct MovedSizes {
+  DType dtype = DType::u8;
+  bool on_gpu = false;
+  bool uneven = false;  // parts of different sizes: in and out are those of all parts together
+  Shape in{}, out{};    // without dimensions where there is none
+};
+MovedSizes moved_sizes(const TensorView& in, const TensorView& out);
+
 /// "all_reduce sum f32[3, 4] 'fc.weight'". Every collective has one and few are ever read, so the
 /// text is made where it is; the hash is there at once.
 class Description {
@@ -22,6 +31,12 @@ class Description {
   /// it is not negative.
   Description(const char* operation, std::string_view detail, int root, const TensorView& x,
               std::string_view name);
+
+  Description& moving(MovedSizes sizes) {
+    moved_ = sizes;
+    return *this;
+  }
+  const MovedSizes& moved() const { return moved_; }
 
   std::string text() const;
   /// As much of the text as there is room for, without allocating; its bytes.
@@ -40,6 +55,7 @@ class Description {
   Shape shape_;
   std::string name_;
   std::uint64_t hash_ = 0;
+  MovedSizes moved_;
 };
 
 /// Of a collective's number and description: data of different ones never meets.

@@ -117,6 +117,8 @@ class History {
   /// This process did not run for so long: what is under way has not waited then.
   void slept(Clock::duration time);
 
+  /// What a device has not ended.
+  std::optional<Pending> pending() const;
   /// The oldest collective or message that is under way.
   std::optional<Stuck> under_way(Clock::time_point now) const;
   RankProgress standing(std::uint64_t sequence) const;
@@ -126,7 +128,6 @@ class History {
   std::optional<Left> left() const;
 
  private:
-  std::optional<Pending> pending() const;
   std::string description(std::uint64_t sequence) const;  // needs mutex_
   MessageProgress on_host(Clock::time_point now) const;   // needs mutex_
   void see_device(MessageProgress& meeting, const Pending& pending,

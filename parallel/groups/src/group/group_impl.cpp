@@ -79,8 +79,10 @@ void GroupFailure::set(const std::string& reason) {
     set_ = true;
     backends = alive();
   }
+  const std::string records = recorder_ ? recorder_->pickled() : "";  // as they stand now
   changed_.notify_all();
   for (const auto& backend : backends) backend->abort();
+  if (recorder_) recorder_->write(records, reason);  // nobody waits for a slow disk
 }
 
 std::vector<std::shared_ptr<Collectives>> GroupFailure::alive() const {
@@ -134,10 +136,15 @@ ProcessGroup::Impl::Impl(const JobEnvironment& environment, const GroupOptions& 
       local_world_size_(environment.local_world_size),
       failure_(job_->failure) {
   if (!make || environment.world_size == 1) return;
+  job_->recorder = std::make_shared<FlightRecorder>(rank());
+  failure_->record(job_->recorder);
   job_->coordinator = make([failure = failure_](const std::string& why) { failure->set(why); },
-                           [failure = failure_] { return failure->check_devices(); });
+                           [failure = failure_, recorder = job_->recorder] {
+                             recorder->write_if_asked();
+                             return failure->check_devices();
+                           });
   history_ = std::make_shared<History>(0, rank(), world_size());
-  job_->coordinator->add(history_);
+  join_job();
 }
 
 ProcessGroup::Impl::Impl(std::shared_ptr<JobConnection> job, Members members, int local_rank,
@@ -150,7 +157,12 @@ ProcessGroup::Impl::Impl(std::shared_ptr<JobConnection> job, Members members, in
   if (world_size() == 1) return;
   history_ =
       std::make_shared<History>(members_.id, members_.job_rank(), world_size(), members_.name);
+  join_job();
+}
+
+void ProcessGroup::Impl::join_job() {
   job_->coordinator->add(history_);
+  job_->recorder->add(members_, history_);
 }
 
 ProcessGroup::Impl::~Impl() {
@@ -243,7 +255,11 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation, Description what,
                                                            std::optional<Pair> pair) {
   const std::lock_guard lock(mutex_);
-  return {operation, std::move(what), next_turn_++, pair ? 0 : next_++, pair};
+  Ticket ticket{operation, std::move(what), next_turn_++, pair ? 0 : next_++, pair};
+  if (!pair && !failure_->is_set())
+    ticket.record =
+        job_->recorder->schedule(members_.id, ticket.sequence, ticket.operation, ticket.what);
+  return ticket;
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_turn(const char* operation,
@@ -328,6 +344,11 @@ class ProcessGroup::Impl::Turn {
   Impl& impl_;
 };
 
+void ProcessGroup::Impl::begin_collective(const Ticket& ticket, milliseconds timeout) {
+  history_->begin(ticket.sequence, ticket.what, timeout);
+  job_->recorder->start(ticket.record);
+}
+
 template <class Calls>
 void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Calls&& calls) {
   std::array<char, core::StatusPage::kText> status;
@@ -338,8 +359,9 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Cal
   const core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
-    if (!ticket.pair) history_->begin(ticket.sequence, ticket.what, timeout);
+    if (!ticket.pair) begin_collective(ticket, timeout);
     calls();
+    if (!ticket.pair) job_->recorder->complete(ticket.record);
   } catch (const GroupBroken& error) {  // the reason is known
     abort(error.reason());
     explain(ticket, error.what());

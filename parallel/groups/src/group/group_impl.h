@@ -18,6 +18,7 @@
 #include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "group/coordinator.h"
+#include "group/flight_recorder.h"
 
 namespace cairn::parallel {
 
@@ -31,6 +32,8 @@ class GroupFailure {
   /// The reason, waiting for one for a while.
   std::string wait(std::chrono::milliseconds timeout) const;
   void add(const std::shared_ptr<Collectives>& backend);
+  /// What is written then.
+  void record(std::shared_ptr<const FlightRecorder> recorder) { recorder_ = std::move(recorder); }
   /// What the backends find wrong on their devices; empty: nothing.
   std::string check_devices() const;
 
@@ -42,6 +45,7 @@ class GroupFailure {
   std::string reason_;
   std::atomic<bool> set_ = false;
   std::vector<std::weak_ptr<Collectives>> backends_;
+  std::shared_ptr<const FlightRecorder> recorder_;  // null: a job of one
 };
 
 /// What all groups of a job share on a rank. The job ends, on this rank, with the last of them.
@@ -58,6 +62,7 @@ struct JobConnection {
   GroupOptions options;
   int exceptions = std::uncaught_exceptions();  // on their way where the job began
   std::shared_ptr<GroupFailure> failure = std::make_shared<GroupFailure>();
+  std::shared_ptr<FlightRecorder> recorder;  // null: a job of one
   std::unique_ptr<Coordinator> coordinator;
 };
 
@@ -129,6 +134,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     std::uint64_t turn = 0;
     std::uint64_t sequence = 0;
     std::optional<Pair> pair;  // has a turn, but no number
+    std::uint64_t record = 0;  // of the flight recorder
   };
   class Turn;
   Ticket take_ticket(const char* operation, Description what, std::optional<Pair> pair = {});
@@ -138,6 +144,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::string numbered(const Ticket& ticket) const;
   /// The host calls it at once: the device's current stream does not run on another thread.
   static bool runs_here(Device device);
+  void join_job();
+  void begin_collective(const Ticket& ticket, std::chrono::milliseconds timeout);
   void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
   void perform(const Ticket& ticket, Device device, const QueuedCalls& work);
   void capture(const char* operation, const Description& what, Device device,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -48,6 +49,17 @@ std::string describe_parts(const char* operation, const std::string& detail, DTy
     parts = core::str(counts.size(), " parts, the first of ", counts.front(), ", hash ", hash);
   return core::str(operation, " ", detail, detail.empty() ? "" : " ", dtype, " parts [", parts, "]",
                    quoted(name));
+}
+
+/// The same with what moves, of parts of so many elements.
+Description describe_parts(const char* operation, const std::string& detail, const TensorView& in,
+                           const TensorView& out, const Counts& counts, std::string_view name) {
+  MovedSizes moved = moved_sizes(in, out);
+  Description what = describe_parts(operation, detail, moved.dtype, counts, name);
+  moved.uneven = !std::equal(counts.begin() + 1, counts.end(), counts.begin());
+  if (moved.uneven)
+    moved.in = moved.out = {std::accumulate(counts.begin(), counts.end(), std::int64_t{0})};
+  return what.moving(moved);
 }
 
 void check_root(const char* operation, int root, int world) {
@@ -165,7 +177,10 @@ ProcessGroup ProcessGroup::from_environment(const GroupOptions& given) {
       std::make_shared<Impl>(job, options, [&](OnFailure on_failure, CheckDevices check) {
         return join_processes(job, options, std::move(on_failure), std::move(check));
       });
-  if (!alone) tell_of_terminate(impl->job());
+  if (!alone) {
+    tell_of_terminate(impl->job());
+    FlightRecorder::watch_signal();
+  }
   return ProcessGroup(impl);
 }
 
@@ -236,9 +251,9 @@ void ProcessGroup::reduce(const TensorView& x, const TensorView& y, int root, Re
                 "expected y to be x or not to overlap it", quoted(name));
   }
   if (world_size() == 1) return copy_own(x, y);
-  const std::string what =
+  Description what =
       core::str("reduce ", parallel::name(op), " to ", root, " ", x.dtype, x.shape, quoted(name));
-  impl_->run("reduce", what, x.device,
+  impl_->run("reduce", what.moving(moved_sizes(x, x)), x.device,
              [x, y, op, root](Collectives& backend) { backend.reduce(x, y, op, root); });
 }
 
@@ -259,7 +274,7 @@ void ProcessGroup::all_gather(const TensorView& x, const TensorView& y,
   const Counts all = checked_counts("all_gather", counts, world_size(), name);
   check_parts("all_gather", y, x, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  impl_->run("all_gather", describe_parts("all_gather", "", x.dtype, all, name), x.device,
+  impl_->run("all_gather", describe_parts("all_gather", "", x, y, all, name), x.device,
              [x, y, all](Collectives& backend) { backend.all_gather(x, y, all); });
 }
 
@@ -276,7 +291,7 @@ void ProcessGroup::gather(const TensorView& x, const TensorView& y,
   check_count("gather", x, all, rank(), name);
   if (rank() == root) check_parts("gather", y, x, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  const std::string what = describe_parts("gather", core::str("to ", root), x.dtype, all, name);
+  const Description what = describe_parts("gather", core::str("to ", root), x, y, all, name);
   impl_->run("gather", what, x.device,
              [x, y, all, root](Collectives& backend) { backend.gather(x, y, all, root); });
 }
@@ -294,7 +309,7 @@ void ProcessGroup::scatter(const TensorView& x, const TensorView& y,
   check_count("scatter", y, all, rank(), name);
   if (rank() == root) check_parts("scatter", x, y, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  const std::string what = describe_parts("scatter", core::str("from ", root), y.dtype, all, name);
+  const Description what = describe_parts("scatter", core::str("from ", root), x, y, all, name);
   impl_->run("scatter", what, y.device,
              [x, y, all, root](Collectives& backend) { backend.scatter(x, y, all, root); });
 }
@@ -312,8 +327,7 @@ void ProcessGroup::reduce_scatter(const TensorView& x, const TensorView& y,
   check_reducible("reduce_scatter", op, x.dtype);
   if (world_size() == 1) return copy_own(x, y);
   const std::string detail(parallel::name(op));
-  impl_->run("reduce_scatter", describe_parts("reduce_scatter", detail, x.dtype, all, name),
-             x.device,
+  impl_->run("reduce_scatter", describe_parts("reduce_scatter", detail, x, y, all, name), x.device,
              [x, y, all, op](Collectives& backend) { backend.reduce_scatter(x, y, all, op); });
 }
 
@@ -326,7 +340,7 @@ void ProcessGroup::all_to_all(const TensorView& x, const TensorView& y,
   CAIRN_CHECK(!overlap(x, y), "all_to_all", "expected views that do not overlap", quoted(name));
   if (world_size() == 1) return copy_own(x, y);
   const Counts counts(static_cast<std::size_t>(world_size()), x.numel() / world_size());
-  const std::string what = describe_parts("all_to_all", "", x.dtype, counts, name);
+  const Description what = describe_parts("all_to_all", "", x, y, counts, name);
   impl_->run("all_to_all", what, x.device, [x, y, counts](Collectives& backend) {
     backend.all_to_all(x, counts, y, counts, true);
   });
@@ -346,8 +360,8 @@ void ProcessGroup::all_to_all(const TensorView& x, std::span<const std::int64_t>
               " to receive");
   CAIRN_CHECK(!overlap(x, y), "all_to_all", "expected views that do not overlap", quoted(name));
   if (world_size() == 1) return copy_own(x, y);
-  const std::string what = core::str("all_to_all ", x.dtype, " of uneven parts", quoted(name));
-  impl_->run("all_to_all", what, x.device,
+  Description what = core::str("all_to_all ", x.dtype, " of uneven parts", quoted(name));
+  impl_->run("all_to_all", what.moving(moved_sizes(x, y)), x.device,
              [x, y, out, in](Collectives& backend) { backend.all_to_all(x, out, y, in, false); });
 }
 

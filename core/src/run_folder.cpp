@@ -1,0 +1,31 @@
+#include "cairn/core/run_folder.h"
+
+#include <mutex>
+
+namespace cairn::core {
+
+namespace {
+
+// Never destroyed: a job may break while static objects end.
+struct RunFolder {
+  std::mutex mutex;
+  std::string path;
+};
+RunFolder& only_run_folder() {
+  static auto* const only = new RunFolder;
+  return *only;
+}
+
+}  // namespace
+
+std::string run_folder() {
+  const std::lock_guard lock(only_run_folder().mutex);
+  return only_run_folder().path;
+}
+
+void set_run_folder(const std::string& folder) {
+  const std::lock_guard lock(only_run_folder().mutex);
+  only_run_folder().path = folder;
+}
+
+}  // namespace cairn::core
