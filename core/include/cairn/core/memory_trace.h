@@ -3,7 +3,7 @@
 // clock and a copy of 100 bytes.
 //
 //   core::trace_memory(device, 100'000);
-//   train();
+//   train_step();
 //   const core::MemoryTrace trace = core::memory_trace(device);
 #pragma once
 
