@@ -1,5 +1,5 @@
-// Flight records as Python reads them and, where there is one, torchfrtrace (scripts/fetch_libtorch):
-// what that makes of jobs that broke is what our verdict says.
+// Flight records as Python reads them and, where there is one, torchfrtrace
+// (scripts/fetch_libtorch): what that makes of jobs that broke is what our verdict says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -2,8 +2,8 @@
 // SIGUSR1, as the pickles that torchfrtrace (torch.distributed.flight_recorder) reads, with the
 // reason beside them.
 //
-// The folder is CAIRN_FLIGHT_RECORDER ("off": none), else flight_recorder in the run's folder; where
-// there is neither, nothing is written.
+// The folder is CAIRN_FLIGHT_RECORDER ("off": none), else flight_recorder in the run's folder;
+// where there is neither, nothing is written.
 #pragma once
 
 #include <cstdint>
