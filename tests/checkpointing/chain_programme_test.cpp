@@ -63,6 +63,18 @@ TEST(ChainProgramme, ALossTakesWhatItTakesBesideAnInputThatItsBlockKeeps) {
   EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 100 + 140u);
 }
 
+TEST(ChainProgramme, OfHalfCopiesThoseStandThatTheBackwardNeeds) {
+  std::vector<BlockProfile> chain(2);
+  chain[0].output = chain[0].gradient = chain[1].output = chain[1].gradient = 1;
+  chain[0].cached = 100;
+  chain[0].cached_and_kept = 30;
+  chain[1].forward_peak = 20;
+  chain[1].backward_peak = 61;
+  EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 100 + 1 + 20u);
+  chain[1].backward_peak = 201;
+  EXPECT_EQ(simulate(chain, plain_schedule(2)).peak, 30 + 2 + 200u);
+}
+
 TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
   std::vector<BlockProfile> chain(2);
   chain[0].forward_seconds = 1;

@@ -108,6 +108,7 @@ class BlockMeter {
     const std::size_t before = level();
     pass();  // the first run of anything is slow, and autocast keeps what it casts
     profile_.cached = level() - before;
+    profile_.cached_and_kept = kept_casts();
     if (options_.placed) parameters_.place_gradients(options_.sums);
     if (options_.times_only) {
       step(profile_, block_);
@@ -233,7 +234,7 @@ class BlockMeter {
     const auto memory = [](std::size_t input, const BlockProfile& b) {
       return std::tuple(input, b.saved, b.saves_input, b.saves_output, b.forward_peak,
                         b.replay_peak, b.backward_peak, b.output, b.light_peak, b.gradient, b.lead,
-                        b.cached, b.parameter_gradients);
+                        b.cached, b.cached_and_kept, b.parameter_gradients);
     };
     return memory(x_.storage()->bytes(), profile_) == memory(known.input, known.profile);
   }
@@ -316,6 +317,22 @@ class BlockMeter {
     profile_.output = y.storage() == x_.storage() ? 0 : y.storage()->bytes();
     profile_.gradient = y.nbytes();
     return y.detach();
+  }
+
+  // What the graph holds more where no region has the half copies of weights.
+  std::size_t kept_casts() {
+    if (profile_.cached == 0) return 0;
+    const auto held = [this] {
+      SavedStorages saved;
+      const std::size_t base = level();
+      const Tensor y = forward(saved, block_);
+      return level() - base;
+    };
+    const std::size_t beside_region = held();
+    autograd::ThreadState state = autograd::ThreadState::capture();
+    state.autocast.cache = nullptr;
+    const autograd::ThreadStateGuard guard(state);
+    return std::min(profile_.cached, held() - beside_region);
   }
 
   // Forward and backward as in a chain, of what `run` keeps.

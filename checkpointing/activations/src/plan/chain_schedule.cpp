@@ -49,9 +49,8 @@ class Simulation {
     first_ = false;
     weights_.let_go_of_all();
     for (const SchedulePart& part : schedule) {
-      if (keeps_graph(part)) continue;
-      // The region's copies for blocks that were not kept end with it.
-      for (std::size_t i = part.begin; i < part.end; ++i) level_ -= blocks_[i].cached;
+      for (std::size_t i = part.begin; i < part.end; ++i)
+        level_ -= blocks_[i].cached - kept_casts(part, i);  // the region's, that end with it
     }
     run_loss();
     gradient_ = blocks_.back().gradient;
@@ -63,6 +62,11 @@ class Simulation {
 
  private:
   static bool keeps_graph(const SchedulePart& part) { return part.inner.empty() && !part.results; }
+
+  // Of the block's half copies of weights.
+  std::size_t kept_casts(const SchedulePart& part, std::size_t i) const {
+    return keeps_graph(part) ? blocks_[i].cached_and_kept : 0;
+  }
 
   std::size_t bytes(std::size_t i) const { return i == 0 ? 0 : blocks_[i - 1].output; }
 
@@ -110,11 +114,12 @@ class Simulation {
   void keep(const SchedulePart& part, bool ends_replay) {
     const KeptBlock& kept = kept_as(part);
     const std::size_t i = part.begin;
-    const bool casts_stay = first_ || keeps_graph(part);
-    if (casts_stay) level_ += blocks_[i].cached;
+    const std::size_t casts = blocks_[i].cached;
+    const std::size_t staying = first_ ? casts : kept_casts(part, i);
+    level_ += staying;
     std::size_t peak = ends_replay ? kept.replay_peak : kept.forward_peak;
     if (ends_with_loss(i)) peak = blocks_[i].peak_before_loss;
-    reach(i, peak + (casts_stay ? 0 : blocks_[i].cached));
+    reach(i, peak + casts - staying);
     cost_.seconds += kept.forward_seconds - (ends_replay ? kept.tail_seconds : 0);
     level_ += kept.saved;
     if (kept.saves_input) hold(i);
@@ -176,7 +181,7 @@ class Simulation {
     reach(i, kept.backward_peak > there ? kept.backward_peak - there : 0);
     weights_.let_go(i);
     cost_.seconds += kept.backward_seconds;
-    level_ -= kept.saved + (keeps_graph(part) ? block.cached : 0) + gradient_;
+    level_ -= kept.saved + kept_casts(part, i) + gradient_;
     if (kept.saves_output) release(i + 1);
     if (kept.saves_input) release(i);
     gradient_ = i == 0 ? 0 : blocks_[i - 1].gradient;

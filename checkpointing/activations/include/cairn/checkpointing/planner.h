@@ -69,8 +69,9 @@ struct BlockProfile : KeptBlock {
   std::size_t gradient = 0;    // of the output
   std::size_t lead = 0;  // that the backward has made when it first asks for what was kept: then a
                          // replay begins
-  std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or the
-                           // backward, or in each replay anew
+  std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or in each
+                           // replay anew
+  std::size_t cached_and_kept = 0;      // of them, those that a kept block has until its backward
   std::size_t parameter_gradients = 0;  // that the backward leaves in memory of their own
   std::size_t peak_before_loss = 0;     // of the forward, up to a loss that has not its input any
                                         // more; 0: none
