@@ -60,11 +60,11 @@ std::shared_ptr<const StatusPage> map_page(const std::string& path, pid_t pid) {
 
 std::shared_ptr<const StatusPage> page_of(pid_t pid) {
   const std::string name = std::string("/memfd:") + StatusPage::kName + " (deleted)";
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder_of(pid) + "/fd", error)) {
+  const std::string files = folder_of(pid) + "/fd";
+  for (const std::string& file : names_in(files)) {
     std::error_code gone;
-    if (fs::read_symlink(entry.path(), gone) != name) continue;
-    if (auto page = map_page(entry.path().string(), pid)) return page;
+    if (fs::read_symlink(files + "/" + file, gone) != name) continue;
+    if (auto page = map_page(files + "/" + file, pid)) return page;
   }
   return nullptr;
 }
@@ -115,9 +115,8 @@ bool is_below(pid_t pid, pid_t above) {
 
 std::vector<RankStatus> all_ranks() {
   std::vector<RankStatus> ranks;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/proc", error)) {
-    const auto pid = number_in(entry.path().filename().string());
+  for (const std::string& name : names_in("/proc")) {
+    const auto pid = number_in(name);
     const auto owner = pid ? owner_of(*pid) : std::nullopt;
     const auto page = owner && may_ask(*owner) ? page_of(*pid) : nullptr;
     if (page) ranks.push_back(read_rank(*pid, page));
@@ -153,6 +152,14 @@ double steady_now() {
 }
 
 }  // namespace
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code gone;
+  for (fs::directory_iterator at(folder, gone), end; !gone && at != end; at.increment(gone))
+    names.push_back(at->path().filename().string());
+  return names;
+}
 
 std::string printable(std::string text) {
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -63,6 +63,9 @@ struct ProcessState {
 };
 ProcessState process_state(const std::string& folder);
 
+/// Names in a folder of /proc; those that were read where its process ends meanwhile.
+std::vector<std::string> names_in(const std::string& folder);
+
 /// Text of another process, so that a terminal takes it for nothing but text.
 std::string printable(std::string text);
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -16,7 +15,6 @@
 namespace cairn::run {
 namespace {
 
-namespace fs = std::filesystem;
 using core::StatusPage;
 using Frames = std::vector<std::uint64_t>;
 
@@ -24,10 +22,8 @@ constexpr auto kPatience = std::chrono::seconds(1);
 
 std::vector<int> threads_of(pid_t process) {
   std::vector<int> threads;
-  std::error_code gone;
-  for (const auto& entry :
-       fs::directory_iterator("/proc/" + std::to_string(process) + "/task", gone))
-    threads.push_back(std::atoi(entry.path().filename().c_str()));
+  for (const std::string& name : names_in("/proc/" + std::to_string(process) + "/task"))
+    threads.push_back(std::atoi(name.c_str()));
   std::sort(threads.begin(), threads.end());
   return threads;
 }
