@@ -10,6 +10,7 @@
 
 #include "cairn/autograd/function.h"
 #include "cairn/core/log.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/gradients/arena.h"
 #include "cairn/gradients/stash.h"
 #include "cairn/kernels/elementwise.h"
@@ -169,7 +170,11 @@ class Run final : public PendingGradients {
     Tensor dy = std::move(pending.gradient);
     Context::Impl& impl = *NodeAccess::impl(*node);
     Tensors gradients(impl.inputs.size());
-    if (dy.defined()) gradients = run(*node, impl, dy);
+    std::optional<core::WorkSpan> span;  // with what its gradients set off
+    if (dy.defined()) {
+      span.emplace(core::ObservedWork::Kind::backward, node->name());
+      gradients = run(*node, impl, dy);
+    }
     dy = Tensor();  // a gradient that is only handed on may now be taken over
     for (std::size_t i = 0; i < impl.inputs.size(); ++i) {
       Node* edge = impl.inputs[i].edge.get();

@@ -264,6 +264,9 @@ Tensor Application::recalled() {
     observation_ = nullptr;
   }
   if (observation_) open_event();
+  using Kind = core::ObservedWork::Kind;
+  if (!y.defined())
+    span_.emplace(local().recomputing ? Kind::recompute : Kind::forward, info_.name);
   return y;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/tensor.h"
+#include "cairn/core/work_observer.h"
 
 namespace cairn::core {
 
@@ -164,6 +165,7 @@ bool GradientSlot::adds_to_reduced() const {
 }
 
 void GradientSlot::mark_reduced() {
+  flow_ = WorkFlowGuard::current();
   reduced_in_run_ = state_ == State::writing;
   if (state_ == State::local) state_ = State::reduced;
 }

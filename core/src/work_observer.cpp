@@ -1,8 +1,11 @@
 #include "cairn/core/work_observer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <shared_mutex>
+#include <utility>
 #include <vector>
 
 namespace cairn::core {
@@ -11,10 +14,12 @@ namespace {
 
 std::atomic<int> observing{0};
 thread_local std::string_view stream_of_thread;
+thread_local WorkSpan* innermost_span = nullptr;  // of those that are observed
+thread_local std::uint64_t flow_of_thread = 0;
 
 // Never destroyed: streams may outlive static objects.
 struct Observers {
-  std::mutex mutex;
+  std::shared_mutex mutex;
   std::vector<WorkObserver*> all;
 };
 Observers& observers() {
@@ -44,18 +49,54 @@ bool WorkObservation::any() {
   return observing.load(std::memory_order_relaxed) > 0;
 }
 
+const char* name(ObservedWork::Kind kind) {
+  constexpr const char* kNames[] = {"forward", "backward", "recompute",
+                                    "update",  "stream",   "collective"};
+  return kNames[static_cast<int>(kind)];
+}
+
 WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name) : kind_(kind), name_(name) {
-  if (WorkObservation::any()) begin_ = steady_now();
+  if (!WorkObservation::any()) return;
+  outer_ = std::exchange(innermost_span, this);
+  begin_ = steady_now();
 }
 
 WorkSpan::~WorkSpan() {
   if (!begin_) return;
-  const double end = steady_now();
-  const ObservedWork work{
-      kind_, std::string(name_), std::string(stream_of_thread), std::this_thread::get_id(), *begin_,
-      end};
-  const std::lock_guard lock(observers().mutex);
+  innermost_span = outer_;
+  const ObservedWork work{.kind = kind_,
+                          .name = std::string(name_),
+                          .stream = std::string(stream_of_thread),
+                          .thread = std::this_thread::get_id(),
+                          .begin = *begin_,
+                          .end = steady_now(),
+                          .flows = std::move(flows_),
+                          .sequence = sequence_,
+                          .bytes = bytes_,
+                          .group = std::string(group_)};
+  const std::shared_lock lock(observers().mutex);
   for (WorkObserver* observer : observers().all) observer->ran(work);
+}
+
+void WorkSpan::add_flow(std::uint64_t flow) {
+  const bool known = std::find(flows_.begin(), flows_.end(), flow) != flows_.end();
+  if (observed() && flow != 0 && !known) flows_.push_back(flow);
+}
+
+void WorkSpan::set_collective(std::uint64_t sequence, std::int64_t bytes, std::string_view group) {
+  sequence_ = sequence, bytes_ = bytes, group_ = group;
+}
+
+WorkFlowGuard::WorkFlowGuard() : previous_(flow_of_thread) {
+  static std::atomic<std::uint64_t> last = 0;
+  flow_of_thread = WorkObservation::any() ? ++last : 0;
+  if (innermost_span != nullptr) innermost_span->add_flow(flow_of_thread);
+}
+WorkFlowGuard::~WorkFlowGuard() {
+  flow_of_thread = previous_;
+}
+std::uint64_t WorkFlowGuard::current() {
+  return flow_of_thread;
 }
 
 WorkStreamGuard::WorkStreamGuard(std::string_view stream) : previous_(stream_of_thread) {

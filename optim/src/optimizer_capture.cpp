@@ -183,6 +183,8 @@ void Optimizer::find_broken(bool checked, kernels::DeviceStep& device) const {
 }
 
 void Optimizer::update_on_device(const StepOptions& options, const kernels::DeviceStep& device) {
+  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
+  show_flows(span);
   const std::vector<Tensor> counts = stepped_counts();
   std::vector<Tensor> temporaries;
   const std::vector<double> scales(groups_.size(), options.gradient_scale);

@@ -7,6 +7,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer_access.h"
 #include "layout.h"
@@ -280,6 +281,12 @@ std::vector<Tensor> Optimizer::updated() const {
   return weights;
 }
 
+/// From the reductions of the gradients.
+void Optimizer::show_flows(core::WorkSpan& span) const {
+  for (std::size_t i = 0; span.observed() && i < parameters_.size(); ++i)
+    span.add_flow(parameters_[i].tensor.gradient_slot().flow());
+}
+
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
   wait_for_reductions();
   check_scaler(0);
@@ -292,6 +299,8 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
   check_options(report, parameters_.size(), options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   if (!has_gradient()) return leave(kNoGradient, options);
+  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
+  show_flows(span);
   std::vector<double> scales;
   StepResult result = measure(report, options, scales);
   try {

@@ -17,7 +17,6 @@
 #include <cairn/checkpointing/planner.h>
 #include <cairn/checkpointing/recompute.h>
 #include <cairn/checkpointing/safetensors.h>
-#include <cairn/checkpointing/timeline.h>
 #include <cairn/checkpointing/torch_file.h>
 #include <cairn/checkpointing/training_plan.h>
 #include <cairn/checkpointing/training_state.h>

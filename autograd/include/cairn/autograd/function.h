@@ -39,6 +39,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
+#include "cairn/core/work_observer.h"
 
 namespace cairn::autograd {
 
@@ -167,6 +168,7 @@ class Application {
   OpRecall* recall_;                          // to be asked; null: none
   OpRecall* previous_recall_;                 // of the thread
   std::unique_ptr<Observation> observation_;  // null: nobody watches
+  std::optional<core::WorkSpan> span_;
   std::optional<core::MemoryCategoryGuard> category_;
   std::optional<core::DeviceGuard> device_;
 };

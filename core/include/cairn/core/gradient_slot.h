@@ -166,6 +166,8 @@ class GradientSlot {
   bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
+  /// The thread's as it was marked last (core::WorkFlowGuard).
+  std::uint64_t flow() const { return flow_; }
   /// Of what it holds, of this run or of those before, this rank keeps the average of its part
   /// alone, which is or will be in `part`.
   void keep_part(Tensor part);
@@ -219,6 +221,7 @@ class GradientSlot {
   State before_ = State::empty;  // the run that is writing
   RunId run_ = 0;                // that run, or the last one
   std::uint64_t clears_ = 0;
+  std::uint64_t flow_ = 0;
   bool written_ = false;  // by the run that is writing
   bool reduced_in_run_ = false;
   bool placed_ = false;

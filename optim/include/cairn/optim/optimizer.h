@@ -28,6 +28,7 @@
 
 #include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
@@ -313,6 +314,7 @@ class Optimizer : public core::Stateful {
   bool needs_report(const StepOptions& options) const;
   PendingReport begin_own_check(double norm_type = 2.0) const;
   StepResult apply(const GradientReport& own_report, const StepOptions& options);
+  void show_flows(core::WorkSpan& span) const;
   /// Where ranks divide gradients and the report is of this rank's parts: that of all parts, by a
   /// collective. Else the report itself.
   GradientReport complete(const GradientReport& report) const;

@@ -32,7 +32,8 @@ MovedSizes moved_sizes(const TensorView& in, const TensorView& out) {
   return {one.dtype, one.device.is_cuda(), false, in.shape, out.shape};
 }
 
-Description::Description(std::string text) : name_(std::move(text)), hash_(mixed(1, name_)) {}
+Description::Description(std::string text, std::int64_t bytes)
+    : name_(std::move(text)), bytes_(bytes), hash_(mixed(1, name_)) {}
 
 Description::Description(const char* operation, std::string_view detail, int root,
                          const TensorView& x, std::string_view name)
@@ -42,6 +43,7 @@ Description::Description(const char* operation, std::string_view detail, int roo
       dtype_(x.dtype),
       shape_(x.shape),
       name_(name),
+      bytes_(static_cast<std::int64_t>(x.nbytes())),
       hash_(mixed(mixed(mixed(2, operation), detail), name_)) {
   moved_ = moved_sizes(x, x);
   hash_ = mixed(hash_, static_cast<std::uint64_t>(root));

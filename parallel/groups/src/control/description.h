@@ -25,7 +25,8 @@ MovedSizes moved_sizes(const TensorView& in, const TensorView& out);
 class Description {
  public:
   Description() = default;
-  Description(std::string text);  // as it is  NOLINT(google-explicit-constructor)
+  /// As it is.  NOLINTNEXTLINE(google-explicit-constructor)
+  Description(std::string text, std::int64_t bytes = 0);
   Description(const char* text) : Description(std::string(text)) {}  // NOLINT
   /// Of a tensor's collective; `operation` and `detail` are literals, `root` follows `detail` where
   /// it is not negative.
@@ -41,6 +42,7 @@ class Description {
   std::string text() const;
   /// As much of the text as there is room for, without allocating; its bytes.
   std::size_t write(std::span<char> out) const;
+  std::int64_t bytes() const { return bytes_; }
   /// The same on all ranks that call the same.
   std::uint64_t hash() const { return hash_; }
 
@@ -54,6 +56,7 @@ class Description {
   DType dtype_{};
   Shape shape_;
   std::string name_;
+  std::int64_t bytes_ = 0;
   std::uint64_t hash_ = 0;
   MovedSizes moved_;
 };

@@ -255,7 +255,9 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation, Description what,
                                                            std::optional<Pair> pair) {
   const std::lock_guard lock(mutex_);
-  Ticket ticket{operation, std::move(what), next_turn_++, pair ? 0 : next_++, pair};
+  Ticket ticket{operation,    std::move(what),
+                next_turn_++, pair ? 0 : next_++,
+                pair,         core::WorkFlowGuard::current()};
   if (!pair && !failure_->is_set())
     ticket.record =
         job_->recorder->schedule(members_.id, ticket.sequence, ticket.operation, ticket.what);
@@ -265,12 +267,18 @@ ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_turn(const char* operation,
                                                          const Description& what) {
   const std::lock_guard lock(mutex_);
-  return {operation, what, next_turn_++, 0, {}};
+  return {operation, what, next_turn_++, 0, {}, 0};
 }
 
 std::string ProcessGroup::Impl::numbered(const Ticket& ticket) const {
   return ticket.pair ? text_of(ticket)
                      : core::str("collective ", ticket.sequence, ", ", text_of(ticket));
+}
+
+void ProcessGroup::Impl::show(const Ticket& ticket, core::WorkSpan& span) const {
+  const std::string_view group = members_.name;  // " in ..."
+  span.set_collective(ticket.sequence, ticket.what.bytes(), group.substr(group.empty() ? 0 : 1));
+  span.add_flow(ticket.flow);
 }
 
 void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
@@ -356,7 +364,8 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Cal
   const core::WaitMark mark({status.data(), status_size}, core::WaitMark::Kind::collective);
   const Turn turn(*this, ticket);
   const std::string observed = core::WorkObservation::any() ? text_of(ticket) : std::string();
-  const core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
+  core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
+  show(ticket, span);
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
     if (!ticket.pair) begin_collective(ticket, timeout);

@@ -17,6 +17,7 @@
 
 #include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
+#include "cairn/core/work_observer.h"
 #include "group/coordinator.h"
 #include "group/flight_recorder.h"
 
@@ -134,6 +135,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     std::uint64_t turn = 0;
     std::uint64_t sequence = 0;
     std::optional<Pair> pair;  // has a turn, but no number
+    std::uint64_t flow = 0;
     std::uint64_t record = 0;  // of the flight recorder
   };
   class Turn;
@@ -142,6 +144,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   /// As errors say it: "all_reduce sum f32[3] 'x' in the group of ranks 1, 3"; with its number.
   std::string text_of(const Ticket& ticket) const { return ticket.what.text() + members_.name; }
   std::string numbered(const Ticket& ticket) const;
+  void show(const Ticket& ticket, core::WorkSpan& span) const;
   /// The host calls it at once: the device's current stream does not run on another thread.
   static bool runs_here(Device device);
   void join_job();

@@ -36,19 +36,22 @@ Counts even_counts(const TensorView& part, int world) {
 }
 
 /// "all_gather f32 parts [3, 0, 5] 'tokens'"; long lists are told by their sum and hash.
-std::string describe_parts(const char* operation, const std::string& detail, DType dtype,
+Description describe_parts(const char* operation, const std::string& detail, DType dtype,
                            const Counts& counts, std::string_view name) {
   constexpr std::size_t kMostListed = 16;
   std::string parts;
+  std::int64_t elements = 0;
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const std::int64_t count : counts) {
     parts += core::str(parts.empty() ? "" : ", ", count);
     hash = (hash ^ static_cast<std::uint64_t>(count)) * 0x100000001b3u;
+    elements += count;
   }
   if (counts.size() > kMostListed)
     parts = core::str(counts.size(), " parts, the first of ", counts.front(), ", hash ", hash);
-  return core::str(operation, " ", detail, detail.empty() ? "" : " ", dtype, " parts [", parts, "]",
-                   quoted(name));
+  return {core::str(operation, " ", detail, detail.empty() ? "" : " ", dtype, " parts [", parts,
+                    "]", quoted(name)),
+          elements * static_cast<std::int64_t>(core::size_of(dtype))};
 }
 
 /// The same with what moves, of parts of so many elements.

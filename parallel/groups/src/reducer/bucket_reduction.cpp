@@ -6,6 +6,7 @@
 #include "cairn/core/graph.h"
 #include "cairn/core/status.h"
 #include "cairn/core/stream.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
 #include "reducer/names.h"
@@ -51,6 +52,7 @@ void Reducer::Impl::reduce(std::size_t bucket) {
   written.record(Stream::current(device));
   stream.wait(written);
   const StreamGuard guard(stream);
+  const core::WorkFlowGuard flow;
   try {
     check_own(planned);
     if (callback) callback(planned.gradients);
