@@ -91,6 +91,7 @@ class MessageReader {
  public:
   explicit MessageReader(std::string_view bytes) : left_(bytes) {}
   bool done() const { return left_.empty(); }
+  std::string_view left() const { return left_; }
   template <class T>
   T take() {
     T value;

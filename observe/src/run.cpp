@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory_trace.h"
@@ -53,7 +54,11 @@ Run::Run(const std::string& folder, RunOptions options) : last_step_(options.fir
   if (!core::tells_status()) core::tell_job("", options.world.rank, options.world.size);
   core::tell_device(core::str(options.device));
   core::set_memory_step(options.first_step + 1);
+  std::optional<ProfiledSteps> profiled = options.profile;
+  if (profiled) profiled->first = std::max(profiled->first, last_step() + 1);
   writer_ = std::make_unique<Writer>(folder, std::move(options));
+  if (!profiled || profiled->last <= last_step()) return;
+  writer_->trace().ask(last_step(), *profiled);
 }
 
 Run::~Run() = default;
@@ -62,12 +67,19 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   CAIRN_CHECK(step > last_step(), "observe", "expected steps to rise, got ", step, " after ",
               last_step());
   check_names(values);
-  Message message(writer_->ring());
-  message.put(Told::step).put(steady_seconds()).put(step);
-  put_values(message, values);
+  {
+    Message message(writer_->ring());
+    message.put(Told::step).put(steady_seconds()).put(step);
+    put_values(message, values);
+  }
   last_step_.store(step, std::memory_order_relaxed);
   core::tell_step(step, loss_of(values));
   core::set_memory_step(step + 1);
+  writer_->trace().stepped(step);
+}
+
+void Run::profile(std::int64_t first_step, std::int64_t last_step) {
+  writer_->trace().ask(this->last_step(), {first_step, last_step});
 }
 
 void Run::summary(std::span<const Value> values) {
@@ -121,13 +133,13 @@ void Span::begin(std::string_view name) {
 
 void Span::end() {
   if (run_ == nullptr) return;
-  const double seconds = steady_seconds() - begin_;
+  const double now = steady_seconds(), seconds = now - begin_;
   innermost = outer_;
   outer_ != nullptr ? core::tell_part(outer_->name_, outer_->begin_) : core::tell_part("", 0);
   label_.reset();
   if (outer_ != nullptr) outer_->inner_ += seconds;
   Message message(run_->writer_->ring());
-  message.put(Told::span).put(seconds - inner_).put_text(name_);
+  message.put(Told::span).put(begin_).put(now).put(seconds - inner_).put_text(name_);
 }
 
 }  // namespace cairn::observe

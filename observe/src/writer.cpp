@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kTurn = std::chrono::milliseconds(50);
+constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
 
 /// The rings that a thread tells in, one a run; each knows when the thread has ended.
@@ -122,13 +122,15 @@ void add_machine(RunOptions& options) {
   auto& about = options.about;
   for (auto& [what, text] : about) what = valid_utf8(what), text = valid_utf8(text);
   about.emplace_back("command", command());
-  about.emplace_back("host", core::str(host(), ", process ", getpid()));
+  about.emplace_back("host", host_name());
   about.emplace_back("processor", core::str(value_in("/proc/cpuinfo", "model name"), ", ",
                                             std::thread::hardware_concurrency(), " threads"));
   about.emplace_back("device", core::str(options.device));
   about.emplace_back("Cairn", core::version());
   for (const auto& version : core::library_versions()) about.push_back(version);
 }
+
+}  // namespace
 
 NamedValues take_values(MessageReader& reader) {
   NamedValues values(reader.take<std::uint32_t>());
@@ -139,7 +141,11 @@ NamedValues take_values(MessageReader& reader) {
   return values;
 }
 
-}  // namespace
+std::string host_name() {
+  char name[256] = "unknown";
+  gethostname(name, sizeof name - 1);
+  return core::str(name, ", process ", getpid());
+}
 
 Writer::Writer(const std::string& folder, RunOptions options)
     : options_(std::move(options)),
@@ -184,6 +190,7 @@ Writer::~Writer() {
 void Writer::end() {
   if (!thread_.joinable()) return;
   server_.reset();
+  trace_.close();
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -206,7 +213,7 @@ Ring& Writer::new_ring() {
   std::erase_if(own_rings.all, [](const auto& own) { return own.ring.use_count() == 1; });
   own_rings.all.push_back({id_, ring});
   const std::lock_guard lock(rings_mutex_);
-  sources_.push_back({.ring = ring, .parts = {}, .last_step = started_});
+  sources_.push_back({.ring = ring, .number = next_source_++, .parts = {}, .last_step = started_});
   return *ring;
 }
 
@@ -214,7 +221,8 @@ void Writer::run() {
   for (bool last = false; !last;) {
     {
       std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, kTurn, [this] { return ending_ || asked_; });
+      wake_.wait_for(lock, trace_.open() ? kTurnOfProfile : kTurn,
+                     [this] { return ending_ || asked_; });
       last = ending_;
     }
     try {
@@ -229,7 +237,9 @@ void Writer::run() {
 void Writer::turn(bool last) {
   const double now = steady_seconds();
   sample_memory(now);
+  const bool wanted = trace_.wanted();
   empty_rings();
+  trace_.turn(wanted, last);
   hand_out_metrics();
   json_.flush();
   csv_.flush();
@@ -254,7 +264,11 @@ void Writer::empty_rings() {
     bytes_.clear();
     source.ring->take(bytes_);
     MessageReader reader({bytes_.data(), bytes_.size()});
-    while (!reader.done()) decode(source, reader);
+    while (!reader.done()) {
+      const std::string_view from = reader.left();
+      decode(source, reader);
+      trace_.keep(source.number, from.substr(0, from.size() - reader.left().size()));
+    }
     if (!ended) continue;
     dropped_ += source.ring->dropped();
     source.ring = nullptr;
@@ -272,6 +286,13 @@ void Writer::decode(Source& source, MessageReader& reader) {
       return take_event(reader);
     case Told::span:
       return take_span(source, reader);
+    case Told::work:
+      take_work(reader);
+      return;
+    case Told::memory:
+      reader.take<double>();
+      reader.take<decltype(RankTrace::Memory::bytes)>();
+      return;
   }
 }
 
@@ -291,6 +312,8 @@ void Writer::take_step(Source& source, MessageReader& reader) {
 }
 
 void Writer::take_span(Source& source, MessageReader& reader) {
+  reader.take<double>();  // when it began and ended: traces'
+  reader.take<double>();
   const auto seconds = reader.take<double>();
   const std::string part = core::str(kSeconds, valid_utf8(reader.take_text()));
   for (auto& [name, sum] : source.parts) {
@@ -335,12 +358,14 @@ void Writer::add_memory(NamedValues& values) {
   memory_.reset();
 }
 
-RunFacts Writer::facts(bool running) {
+std::uint64_t Writer::dropped() {
+  const std::lock_guard lock(rings_mutex_);
   std::uint64_t dropped = dropped_;
-  {
-    const std::lock_guard lock(rings_mutex_);
-    for (const Source& source : sources_) dropped += source.ring->dropped();
-  }
+  for (const Source& source : sources_) dropped += source.ring->dropped();
+  return dropped;
+}
+
+RunFacts Writer::facts(bool running) {
   return {.name = fs::path(folder_).lexically_normal().string(),
           .rank = options_.world.rank,
           .ranks = options_.world.size,
@@ -349,7 +374,7 @@ RunFacts Writer::facts(bool running) {
           .renewed = unix_seconds(),
           .renew_seconds = options_.renew_seconds,
           .restarts = restarts_,
-          .dropped = dropped,
+          .dropped = dropped(),
           .unwritten = failures_.records(),
           .failures = failures_.describe(),
           .about = options_.about};

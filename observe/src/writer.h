@@ -23,6 +23,7 @@
 #include "open_metrics.h"
 #include "records.h"
 #include "ring.h"
+#include "trace_window.h"
 
 namespace cairn::observe {
 
@@ -31,8 +32,13 @@ enum class Told : std::uint8_t {
   step,     // seconds, step, values
   summary,  // seconds, values
   event,    // seconds, step, kind, text, culprit
-  span      // seconds that it took, name
+  span,     // begin, end, seconds without the spans in it, name
+  work,     // of the process, while it is profiled: put_work
+  memory    // seconds, bytes by category, while it is profiled
 };
+
+NamedValues take_values(MessageReader& reader);
+std::string host_name();  // with the process's number
 
 class Writer {
  public:
@@ -45,12 +51,16 @@ class Writer {
   Ring& ring();
   const std::string& folder() const { return folder_; }
   std::string served_at() const { return server_ ? server_->address() : ""; }
+  TraceWindow& trace() { return trace_; }
+  std::uint64_t dropped();  // messages that found no room
   /// Writes what is left; nothing is told any more.
   void end();
 
  private:
+  friend class TraceWindow;
   struct Source {
     std::shared_ptr<Ring> ring;
+    std::uint32_t number = 0;
     NamedValues parts;  // seconds of spans since its last step
     double last_step = 0;
   };
@@ -86,9 +96,11 @@ class Writer {
   MemoryRecorder recorder_;
   std::optional<core::MemoryStats> memory_;  // the highest since the last step
   double sampled_ = 0, renew_at_ = 0;
+  TraceWindow trace_{*this, options_};
 
   std::mutex rings_mutex_;
   std::vector<Source> sources_;
+  std::uint32_t next_source_ = 0;
   std::vector<char> bytes_;    // of a ring, being read
   std::uint64_t dropped_ = 0;  // by threads that have ended
 

@@ -14,6 +14,8 @@
 //   metrics.prom               OpenMetrics, of the last step
 //   events.out.tfevents.*      TensorBoard's
 //   memory_snapshot.pickle     memory_viz's, where RunOptions::memory_events asks for it
+//   trace.perfetto-trace       steps that were profiled, of all ranks, for ui.perfetto.dev
+//   trace.json                 of this rank, as Chrome's events
 //
 // What is told goes into a ring of the calling thread (kRingBytes, made when a thread first tells
 // something) without locks or allocations; a thread of the run empties the rings 20 times a second
@@ -70,12 +72,19 @@ enum class EventKind : std::uint8_t {
 inline constexpr int kEventKinds = 5;
 std::string_view name(EventKind kind);
 
+/// From the first to the last, both too.
+struct ProfiledSteps {
+  std::int64_t first = 0, last = 0;
+};
+
 struct RunOptions {
-  World world;  // of it: rank and size
+  World world;  // of it: rank and size, and what joins the ranks' traces
   /// The step that the run goes on from. What the folder holds up to it is kept, what came later
   /// goes. 0: a run that stands in the folder is overwritten.
   std::int64_t first_step = 0;
   Device device = core::default_device();  // whose memory is told
+  /// Run::profile, of those after first_step.
+  std::optional<ProfiledSteps> profile = {};
   /// Lines of the page's table: {"opt level", "O2"}. The run adds command, machine and versions.
   std::vector<std::pair<std::string, std::string>> about;
   /// report.html and metrics.prom are written anew at most so often, and so seldom that this takes
@@ -131,6 +140,16 @@ class Run {
   /// 4,096 bytes are kept.
   void event(EventKind kind, std::string_view text, std::string_view culprit = {},
              std::int64_t step = -1);
+
+  /// Traces these steps: spans, the operations, updates, streams and collectives of the process
+  /// (core::WorkObserver), memory at each operation's end, and what steps tell. A step is what lies
+  /// between two calls of step(). Every rank of the world asks for the same steps and tells them:
+  /// within step(last_step) the ranks compare their clocks and join what each has, in collectives
+  /// over RunOptions::world. A trace stands in place of the one before; where 64 MiB of all ranks
+  /// are full, its end is missing, and it says how much. A run that ends before `last_step` leaves
+  /// what each rank has, in its own folder. Any thread may call. Throws InvalidArgument unless
+  /// last_step() < first_step <= last_step, or while steps are being profiled.
+  void profile(std::int64_t first_step, std::int64_t last_step);
 
   /// Where the files are.
   const std::string& folder() const;
