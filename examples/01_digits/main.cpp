@@ -96,6 +96,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   support::Reporter reporter(
       {.world = world,
        .observe = flags.observe,
+       .profile = flags.profile,
        .observe_address = flags.observe_address,
        .device = device,
        .description = core::str(images.description, "; ", flags.describe(world, device, step)),

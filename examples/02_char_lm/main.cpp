@@ -154,6 +154,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   support::Reporter reporter(
       {.world = world,
        .observe = flags.observe,
+       .profile = flags.profile,
        .observe_address = flags.observe_address,
        .device = device,
        .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",

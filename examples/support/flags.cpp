@@ -1,7 +1,9 @@
 #include "support/flags.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iostream>
+#include <system_error>
 
 #include "cairn/core/device.h"
 #include "cairn/optim/adam.h"
@@ -11,6 +13,22 @@
 namespace support {
 
 using namespace cairn;
+
+namespace {
+
+observe::ProfiledSteps parse_steps(const std::string& text) {
+  observe::ProfiledSteps steps;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, steps.first);
+  const bool colon = first.ec == std::errc() && first.ptr != end && *first.ptr == ':';
+  const auto last = colon ? std::from_chars(first.ptr + 1, end, steps.last) : first;
+  const bool fits = colon && last.ec == std::errc() && last.ptr == end && steps.first > 0 &&
+                    steps.first <= steps.last;
+  if (fits) return steps;
+  throw CLI::ValidationError("--profile", "expected steps FIRST:LAST, as 20:25, got " + text);
+}
+
+}  // namespace
 
 void Flags::add_to(CLI::App& app) {
   app.option_defaults()->always_capture_default();
@@ -57,6 +75,12 @@ void Flags::add_to(CLI::App& app) {
                  "where Prometheus may ask, 127.0.0.1:9464 (rank r: a port higher by r); beyond "
                  "the loopback interface with the token in CAIRN_OBSERVE_TOKEN")
       ->needs(folder);
+  app.add_option_function<std::string>(
+         "--profile", [this](const std::string& steps) { profile = parse_steps(steps); },
+         "steps FIRST:LAST, traced into the folder of --observe: trace.perfetto-trace of all "
+         "processes (open it at ui.perfetto.dev), trace.json of each")
+      ->needs(folder)
+      ->default_str("");
 }
 
 void Flags::add_device_to(CLI::App& app) {

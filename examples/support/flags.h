@@ -11,6 +11,7 @@
 #include "cairn/amp/amp.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/data/loader.h"
+#include "cairn/observe/run.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
 #include "command_line/command_line.h"
@@ -36,6 +37,7 @@ struct Flags {
   int save_every = 100;
   std::string resume_from = "auto";
   std::string observe, observe_address;
+  std::optional<cairn::observe::ProfiledSteps> profile;
 
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.

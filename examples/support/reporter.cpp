@@ -49,6 +49,7 @@ Reporter::Reporter(const Options& options)
                cairn::observe::RunOptions{.world = options_.world,
                                           .first_step = options_.first_step,
                                           .device = options_.device,
+                                          .profile = options_.profile,
                                           .about = {{"run", options_.description}},
                                           .serve = options_.observe_address});
 }

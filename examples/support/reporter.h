@@ -30,6 +30,7 @@ class Reporter {
     cairn::World world;           // rank 0 reports, the others keep quiet
     std::string observe;          // the folder of an observe::Run; empty: none
     std::string observe_address;  // RunOptions::serve
+    std::optional<cairn::observe::ProfiledSteps> profile;
     cairn::Device device;
     std::string description;  // the first line
     std::string unit = "images";

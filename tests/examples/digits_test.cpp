@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -216,12 +217,33 @@ TEST(Digits, ADamagedCheckpointFallsBackToTheOneBefore) {
 
 TEST(Digits, BadUsageEndsWithStatus2AndOneLine) {
   for (const char* arguments : {"--opt-level O9", "--batch-size 0", "--no-such-flag", "--lr -1",
-                                "--lr inf", "--lr nan", "--epochs x"}) {
+                                "--lr inf", "--lr nan", "--epochs x", "--profile 2:3",
+                                "--observe /tmp/x --profile 3:2", "--observe /tmp/x --profile 3"}) {
     const ShellResult result = shell(kDigits + " " + arguments);
     EXPECT_EQ(result.status, 2) << arguments;
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
   EXPECT_EQ(shell(kDigits + " --help").status, 0);
+}
+
+TEST(Digits, ProcessesProfileTheSameSteps) {
+  const TemporaryFolder folder;
+  const ShellResult result =
+      shell(kDigitsRun + " --nproc-per-node 2 " + kDigits +
+            " --steps 6 --batch-size 8 --profile 3:5 --observe " + (folder / "run").string());
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  for (const char* rank : {"run", "run/rank-1"}) {
+    const auto trace = nlohmann::json::parse(read_text(folder / rank / "trace.json"));
+    std::map<std::string, int> count;
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["ph"] == "X") ++count[event["name"]];
+    }
+    for (const char* once : {"ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"})
+      EXPECT_EQ(count[once], 1) << once;
+    EXPECT_EQ(count["FusedAdam"], 3);
+    EXPECT_EQ(count["forward"], 3);
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/trace.perfetto-trace"));
 }
 
 TEST(Digits, SaysWhatWasExpectedInPlaceOfAFlag) {
