@@ -1,4 +1,8 @@
+#include "support/gpu_schedule.h"
 #include "support/tensors.h"
+#ifdef CAIRN_SIMULATED_GPUS
+#include "gpu/sim/simulator.h"
+#endif
 
 namespace cairn::test {
 
@@ -7,6 +11,12 @@ bool gpus_are_simulated() {
   return true;
 #else
   return false;
+#endif
+}
+
+void set_gpu_schedule([[maybe_unused]] int drawn) {
+#ifdef CAIRN_SIMULATED_GPUS
+  gpusim::set_schedule(static_cast<gpusim::Schedule>(drawn % 3), static_cast<std::uint64_t>(drawn));
 #endif
 }
 

@@ -22,6 +22,7 @@
 #include "cairn/core/log.h"
 #include "commands.h"
 #include "generators.h"
+#include "support/gpu_schedule.h"
 #include "support/rank_device.h"
 #include "support/search.h"
 
@@ -30,11 +31,13 @@ namespace {
 
 struct Script {
   stateful::Setup setup;
+  int schedule = 0;  // of simulated GPUs
   std::vector<CommandPtr> commands;
 };
 
 std::ostream& operator<<(std::ostream& out, const Script& script) {
   out << "\n  " << script.setup;
+  if (script.schedule > 0) out << ", GPUs' schedule " << script.schedule;
   for (const CommandPtr& command : script.commands) {
     out << "\n  ";
     command->show(out);
@@ -47,11 +50,12 @@ rc::Gen<Script> scripts(int ranks) {
                                                             {9, between_commands()},
                                                             {10, own_commands()},
                                                             {8, state_commands()}});
-  return rc::gen::map(
-      rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands)),
-      [](const auto& drawn) {
-        return Script{drawn.first, drawn.second};
-      });
+  return rc::gen::map(rc::gen::tuple(setups(ranks), one_of(30),
+                                     rc::gen::container<std::vector<CommandPtr>>(commands)),
+                      [](const auto& drawn) {
+                        const auto& [setup, schedule, list] = drawn;
+                        return Script{setup, schedule, list};
+                      });
 }
 
 /// Says what it is about to do, and where and why the system parts from the reference.
@@ -85,6 +89,7 @@ std::string run_apart(const Script& script) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(kSeconds);
+    test::set_gpu_schedule(script.schedule);
     run(script, [&](const std::string& text) {
       const std::string ended = text + kEnd;
       if (write(ends[1], ended.data(), ended.size()) < 0) _exit(1);
