@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <mutex>
+#include <utility>
 
 #include "cairn/core/status_page.h"
 
@@ -192,30 +193,28 @@ StatusTotals status_totals() {
   return {now->collectives.load(), now->waited.load()};
 }
 
-WaitMark::WaitMark(std::string_view text, Kind kind) {
+double waited_for_ranks() {
+  return waited_in_all;
+}
+
+WaitMark::WaitMark(std::string_view text, Kind kind)
+    : text_(text), since_(steady_time()), outer_(std::exchange(innermost_wait, this)) {
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
-  told_ = true;
-  text_ = text;
-  since_ = steady_time();
-  outer_ = innermost_wait;
-  innermost_wait = this;
   if (kind == Kind::collective) now->collectives.fetch_add(1, std::memory_order_relaxed);
   if (StatusPage::Thread* const own = own_thread.in(now)) own->wait.set(text_, since_);
 }
 
 WaitMark::~WaitMark() {
-  if (!told_) return;
   innermost_wait = outer_;
+  const double seconds = steady_time() - since_;
+  if (outer_ == nullptr) waited_in_all += seconds;
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
   if (StatusPage::Thread* const own = own_thread.in(now)) {
     outer_ != nullptr ? own->wait.set(outer_->text_, outer_->since_) : own->wait.set("", 0);
   }
-  if (outer_ != nullptr) return;
-  const double seconds = steady_time() - since_;
-  waited_in_all += seconds;
-  now->waited.fetch_add(seconds, std::memory_order_relaxed);
+  if (outer_ == nullptr) now->waited.fetch_add(seconds, std::memory_order_relaxed);
 }
 
 }  // namespace cairn::core

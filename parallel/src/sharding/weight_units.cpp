@@ -8,6 +8,7 @@
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
+#include "cairn/core/status.h"
 #include "cairn/kernels/copy.h"
 #include "cairn/kernels/master_weight.h"
 #include "reducer/names.h"
@@ -279,7 +280,10 @@ void WeightUnits::bring(Unit& unit) {
   if (unit.whole || unit.weights.empty()) return;
   if (!unit.arrived) start(unit);
   fetch_ahead(unit);
-  Stream::current(unit.device()).wait(*unit.arrived);
+  {
+    const core::WaitMark mark("waiting for weights to be gathered");
+    Stream::current(unit.device()).wait(*unit.arrived);
+  }
   group_.check();
   for (std::size_t i = 0; i < unit.weights.size(); ++i) {
     const Tensor& weight = unit.weights[i].tensor;

@@ -5,7 +5,7 @@
 //   core::tell_job("", 0, 1);
 //   core::tell_step(step, loss.item());
 //
-// Nobody tells before tell_job() was called: all else does nothing then. Telling takes no lock and
+// Nobody tells before tell_job() was called: all else does nothing then (waits are counted). Telling takes no lock and
 // no allocation, sends nothing, and writes a few words of memory (status_page.h). A child made by
 // fork() tells nothing until it calls tell_job().
 #pragma once
@@ -37,8 +37,11 @@ struct StatusTotals {
 };
 StatusTotals status_totals();
 
-/// From here to the end of its life this thread waits for other ranks. Within another, the inner
-/// one is shown. The text must live as long.
+/// Seconds that the calling thread has waited for other ranks (WaitMark) since it began, told or not.
+double waited_for_ranks();
+
+/// From here to the end of its life this thread waits for other ranks, or for what they send.
+/// Within another, the inner one is shown, and adds nothing. The text must live as long.
 class [[nodiscard]] WaitMark {
  public:
   enum class Kind : bool { collective, other };
@@ -51,7 +54,6 @@ class [[nodiscard]] WaitMark {
   std::string_view text_;
   double since_ = 0;
   WaitMark* outer_ = nullptr;
-  bool told_ = false;
 };
 
 }  // namespace cairn::core

@@ -446,6 +446,7 @@ bool Work::done() const {
 }
 
 void Work::wait() const {
+  const core::WaitMark mark("waiting for a collective");
   impl_->end.synchronize();
   if (impl_->end.device().is_cuda()) impl_->group->wait();
   impl_->group->check();
