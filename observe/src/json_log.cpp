@@ -45,12 +45,12 @@ NamedValues values_of(const ordered_json& line) {
   return values;
 }
 
-/// The line's step and time, where it is a record of a step or an event up to `last_step`.
-std::optional<StepRecord> head_of(const ordered_json& line, std::int64_t last_step) {
+/// The line's step and time, where it is a record of a step or an event.
+std::optional<StepRecord> head_of(const ordered_json& line) {
   if (!line.is_object() || !line.contains("step") || !line.contains("time")) return std::nullopt;
   const auto &step = line["step"], &time = line["time"];
   if (!step.is_number_integer() || !time.is_number()) return std::nullopt;
-  if (step.get<std::int64_t>() < 0 || step.get<std::int64_t>() > last_step) return std::nullopt;
+  if (step.get<std::int64_t>() < 0) return std::nullopt;
   return StepRecord{.step = step.get<std::int64_t>(), .time = time.get<double>(), .values = {}};
 }
 
@@ -63,16 +63,23 @@ std::string valid_utf8(std::string_view text) {
   return ordered_json::parse(ordered_json(text).dump(-1, ' ', false, replace)).get<std::string>();
 }
 
-void JsonLog::open(std::int64_t last_step, const std::function<void(const StepRecord&)>& step,
-                   const std::function<void(const EventRecord&)>& event) {
+JsonLog::Newest JsonLog::open(std::int64_t last_step,
+                              const std::function<void(const StepRecord&)>& step,
+                              const std::function<void(const EventRecord&)>& event) {
   std::size_t kept = 0;
+  bool keeps = true;
+  Newest newest;
   std::ifstream file(path_);
   std::int64_t before = -1;
   for (std::string text; last_step > 0 && std::getline(file, text) && !file.eof();) {
     const ordered_json line = ordered_json::parse(text, nullptr, false);
-    std::optional<StepRecord> head = head_of(line, last_step);
+    std::optional<StepRecord> head = head_of(line);
     if (!head) break;
-    if (const auto kind = kind_of(text_of(line, "event"))) {
+    const auto kind = kind_of(text_of(line, "event"));
+    newest = {kind ? newest.step : head->step, head->time};
+    keeps = keeps && head->step <= last_step;
+    if (!keeps) continue;
+    if (kind) {
       event({head->step, head->time, *kind, text_of(line, "text"), text_of(line, "culprit")});
     } else {
       if (head->step <= before) break;
@@ -83,6 +90,7 @@ void JsonLog::open(std::int64_t last_step, const std::function<void(const StepRe
     kept += text.size() + 1;
   }
   file_.open(path_, kept);
+  return newest;
 }
 
 void JsonLog::add_line(const std::string& line) {

@@ -15,10 +15,14 @@ class JsonLog {
   JsonLog(Failures& failures, std::string path, std::size_t most_bytes)
       : file_(failures), path_(std::move(path)), most_bytes_(most_bytes) {}
 
+  struct Newest {
+    std::int64_t step = 0;
+    double time = 0;  // of the last record; 0: there was none
+  };
   /// Hands over what the file holds up to `last_step`; what comes later, or is no record of ours,
-  /// goes. Throws core::IoError where the file cannot be written.
-  void open(std::int64_t last_step, const std::function<void(const StepRecord&)>& step,
-            const std::function<void(const EventRecord&)>& event);
+  /// goes. Returns how far the file had come. Throws core::IoError where it cannot be written.
+  Newest open(std::int64_t last_step, const std::function<void(const StepRecord&)>& step,
+              const std::function<void(const EventRecord&)>& event);
   void add(const StepRecord& record);
   void add(const EventRecord& event);
   void add_summary(double time, const NamedValues& values);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "history.h"
+#include "ranks.h"
 
 namespace cairn::observe {
 
@@ -19,6 +20,9 @@ struct RunFacts {
   std::uint64_t dropped = 0, unwritten = 0;
   std::string failures;
   std::vector<std::pair<std::string, std::string>> about;
+  std::string where;                      // "host, process 77"
+  double memory_limit = 0;                // bytes that tensors may take; 0: nobody knows
+  std::vector<RankState> side_by_side{};  // this rank; on the first one's page all that have told
 };
 
 std::string open_metrics(const History& history, const RunFacts& facts);

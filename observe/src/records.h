@@ -15,7 +15,8 @@ using NamedValues = std::vector<std::pair<std::string, double>>;
 
 /// Names that the run has itself begin so.
 inline constexpr std::string_view kSeconds = "seconds/", kMemory = "memory/";
-inline constexpr std::string_view kMemoryPeak = "memory/peak", kStepSeconds = "seconds/step";
+inline constexpr std::string_view kMemoryPeak = "memory/peak", kStepSeconds = "seconds/step",
+                                  kWaitSeconds = "seconds/wait";
 
 struct StepRecord {
   std::int64_t step = 0;

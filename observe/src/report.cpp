@@ -1,11 +1,15 @@
 #include "report.h"
 
 #include <cmath>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "advice.h"
 #include "number.h"
+#include "report_comparison.h"
 #include "report_page.h"
+#include "report_ranks.h"
 
 namespace cairn::observe {
 
@@ -30,6 +34,9 @@ json values_json(const NamedValues& values) {
 
 json head_json(const History& history, const RunFacts& facts) {
   json events = json::array(), about = json::array(), counts = json::object();
+  json side_by_side = json::array();
+  for (const RankState& state : facts.side_by_side) side_by_side.push_back(to_json(state));
+  const RankState* slow = slowest(facts.side_by_side);
   for (const EventRecord& event : history.events()) events.push_back(event_json(event));
   for (const auto& [what, text] : facts.about) about.push_back({what, text});
   for (int i = 0; i < kEventKinds; ++i) {
@@ -50,6 +57,9 @@ json head_json(const History& history, const RunFacts& facts) {
           {"events", events},
           {"counts", counts},
           {"about", about},
+          {"side_by_side", side_by_side},
+          {"slowest", slow == nullptr ? -1 : slow->rank},
+          {"advice", advice(history, facts)},
           {"summary", values_json(history.summary())},
           {"most_memory",
            {{"step", history.most_memory().step},
@@ -91,14 +101,24 @@ std::string embedded(std::string text) {
   return text;
 }
 
+std::string page_of(const std::string& data, std::initializer_list<const char*> parts) {
+  std::string page;
+  for (const char* part : parts) page += part;
+  replace(page, "DATA", embedded(data));
+  return page;
+}
+
 }  // namespace
 
 std::string report(const History& history, const RunFacts& facts) {
   std::string head = head_json(history, facts).dump();
   head.pop_back();  // its }
-  std::string page = kReportPage;
-  replace(page, "DATA", embedded(head + ",\"curves\":" + curves_json(history) + "}"));
-  return page;
+  return page_of(head + ",\"curves\":" + curves_json(history) + "}",
+                 {kPageHead, kRanksScript, kRunScript, kPageEnd});
+}
+
+std::string comparison_page(const std::string& runs) {
+  return page_of("{\"curves\":[],\"runs\":" + runs + "}", {kPageHead, kComparisonScript, kPageEnd});
 }
 
 }  // namespace cairn::observe

@@ -1,4 +1,4 @@
-// report.html: the page, with the run so far in it.
+// report.html: the page, with the run so far in it; and the page that compares several.
 #pragma once
 
 #include <string>
@@ -9,5 +9,7 @@
 namespace cairn::observe {
 
 std::string report(const History& history, const RunFacts& facts);
+/// `runs`: a JSON array of what such pages hold.
+std::string comparison_page(const std::string& runs);
 
 }  // namespace cairn::observe

@@ -1,9 +1,10 @@
-// The page of report.html; DATA stands for what is known of the run.
+// The page of report.html, in parts: what draws, what is drawn of one run, and how it stays fresh.
+// DATA stands for what is known of the run.
 #pragma once
 
 namespace cairn::observe {
 
-inline constexpr const char* kReportPage = R"html(<!doctype html>
+inline constexpr const char* kPageHead = R"html(<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>Run</title>
 <style>
@@ -27,9 +28,9 @@ header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
 .tile { padding: 8px 12px; } .tile b { display: block; font-size: 18px; font-weight: 600;
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr));
-  gap: 14px; }
+  gap: 14px; grid-auto-flow: dense; }
 .card { padding: 12px 14px; min-width: 0; } .wide { grid-column: 1 / -1; }
-.card.scroll { overflow-x: auto; max-height: 420px; }
+.scroll { overflow-x: auto; max-height: 420px; }
 svg { display: block; width: 100%; overflow: visible; touch-action: pan-y; }
 svg text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin-bottom: 6px; font-size: 12px; }
@@ -38,6 +39,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; }
 td, th { padding: 3px 14px 3px 0; text-align: left; vertical-align: top; white-space: nowrap; }
 td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 180px; }
 th { color: var(--soft); font-weight: 400; }
+ul { margin: 0; padding-left: 18px; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; min-width: 0; }
 tr + tr td { border-top: 1px solid var(--line); }
 #tip { position: fixed; display: none; z-index: 1; pointer-events: none; background: var(--card);
@@ -58,9 +60,10 @@ const color = i => `var(--c${i % 8})`;
 const safe = t => String(t).replace(/[&<>"']/g, c => "&#" + c.charCodeAt(0) + ";");
 const key = (c, text) => `<span><span class="key" style="background:${c}"></span>${text}</span>`;
 // A point is [step, value], or of several steps [step, mean, low, high, count, not finite].
-const curves = new Map(run.curves.map(c => [c.name, c.points.map(p => p.length === 2
+const curvesOf = of => new Map(of.curves.map(c => [c.name, c.points.map(p => p.length === 2
   ? { x: p[0], y: p[1], low: p[1], high: p[1], count: 1, bad: p[1] === null ? 1 : 0 }
   : { x: p[0], y: p[1], low: p[2], high: p[3], count: p[4], bad: p[5] })]));
+const curves = curvesOf(run);
 const last = name => { const c = curves.get(name); return c && c[c.length - 1].y; };
 
 // Numbers.
@@ -98,8 +101,10 @@ function ticks(low, high, about) {
   return all;
 }
 
-// A chart: {title, kind, series: [{name, points}], stacked, powers, marks: [{x, text}]}.
+// A chart: {title, kind, series: [{name, points}], stacked, powers, marks: [{x, text, kind}]}.
 const charts = [];
+const markKinds = [["skip", "skipped steps", "var(--bad)"], ["restart", "restarts", "var(--ink)"],
+  ["save", "saves", "var(--soft)"]];
 function card(title, wide) {
   const box = document.createElement("section");
   box.className = "card" + (wide ? " wide" : "");
@@ -109,11 +114,12 @@ function card(title, wide) {
 }
 function chart(spec) {
   const box = card(spec.title, spec.wide), area = document.createElement("div");
-  const many = spec.series.length > 1, marked = spec.marks && spec.marks.length;
-  if (many || marked) {
+  const many = spec.series.length > 1;
+  const marked = markKinds.filter(([kind]) => (spec.marks || []).some(m => m.kind === kind));
+  if (many || marked.length) {
     box.insertAdjacentHTML("beforeend", `<div class="legend">` +
       (many ? spec.series.map((s, i) => key(color(i), safe(s.name))).join("") : "") +
-      (marked ? key("var(--bad)", "skipped steps") : "") + `</div>`);
+      marked.map(([, name, c]) => key(c, name)).join("") + `</div>`);
   }
   box.append(area);
   charts.push(() => draw(area, spec));
@@ -156,14 +162,21 @@ function draw(area, spec) {
   }
   for (const t of ticks(first, end, W / 110).filter(Number.isInteger))
     svg += `<text x="${x(t)}" y="${H - 5}" text-anchor="middle">${whole(t)}</text>`;
-  for (const m of spec.marks || [])
-    if (m.x >= first && m.x <= end)
-      svg += `<line x1="${x(m.x)}" x2="${x(m.x)}" y1="${T}" y2="${H - B}" stroke="var(--bad)" ` +
-        `stroke-dasharray="3 3"/>`;
+  for (const m of spec.marks || []) {
+    if (m.x < first || m.x > end) continue;
+    const c = markKinds.find(([kind]) => kind === m.kind)[2];
+    const from = m.kind === "save" ? H - B - 6 : T;
+    svg += `<line data-mark="${m.kind}" x1="${x(m.x)}" x2="${x(m.x)}" y1="${from}" y2="${H - B}" ` +
+      `stroke="${c}" ${m.kind === "skip" ? 'stroke-dasharray="3 3"' : 'stroke-width="1.5"'}/>`;
+  }
   spec.series.forEach((s, i) => {
     const ok = s.points.filter(p => p.y !== null), c = color(spec.series.length > 1 ? i : 0);
+    const curve = `class="curve" data-name="${safe(s.name)}"`;
+    for (const p of s.points.filter(q => q.bad))
+      svg += `<path d="M${x(p.x)},${H - B}l-4,-7h8z" fill="var(--bad)"/>`;
+    if (!ok.length) return;
     if (spec.stacked) {
-      svg += `<path d="M${ok.map(p => at(p, p.top)).join("L")}L` +
+      svg += `<path ${curve} d="M${ok.map(p => at(p, p.top)).join("L")}L` +
         `${ok.map(p => at(p, p.base)).reverse().join("L")}Z" fill="${c}" fill-opacity="0.85"/>`;
       return;
     }
@@ -171,13 +184,11 @@ function draw(area, spec) {
       svg += `<path d="M${ok.map(p => at(p, p.high)).join("L")}L` +
         `${ok.map(p => at(p, p.low)).reverse().join("L")}Z" fill="${c}" fill-opacity="0.18"/>`;
     const raw = `M${ok.map(p => at(p, p.y)).join("L")}`, calm = spec.smooth && ok.length > 60;
-    svg += `<path d="${raw}" fill="none" stroke="${c}" stroke-width="${calm ? 1 : 1.6}" ` +
+    svg += `<path ${curve} d="${raw}" fill="none" stroke="${c}" stroke-width="${calm ? 1 : 1.6}" ` +
       `stroke-opacity="${calm ? 0.35 : 1}" stroke-linejoin="round"/>`;
     if (ok.length === 1) svg += `<circle cx="${x(ok[0].x)}" cy="${y(ok[0].y)}" r="3" fill="${c}"/>`;
     if (calm) svg += `<path d="M${smooth(ok).map(p => at(p, p.y)).join("L")}" fill="none" ` +
       `stroke="${c}" stroke-width="2" stroke-linejoin="round"/>`;
-    for (const p of s.points.filter(q => q.bad))
-      svg += `<path d="M${x(p.x)},${H - B}l-4,-7h8z" fill="var(--bad)"/>`;
   });
   svg += `<line class="hair" y1="${T}" y2="${H - B}" stroke="var(--soft)" visibility="hidden"/>`;
   area.innerHTML = `<svg viewBox="0 0 ${W} ${H}" height="${H}" role="img">${svg}</svg>`;
@@ -211,10 +222,11 @@ function nearest(steps, at) {
   return Math.abs(steps[a] - at) < Math.abs(steps[b] - at) ? steps[a] : steps[b];
 }
 function readout(spec, step) {
-  let text = `<b>step ${whole(step)}</b>`, many = false;
+  let text = `<b>step ${whole(step)}</b>`, many = false, steps = 1;
   spec.series.forEach((s, i) => {
-    const p = s.points.find(q => q.x === step);
+    const p = s.points.find(q => spec.apart ? q.x >= step : q.x === step);
     if (!p) return;
+    steps = Math.max(steps, p.count || 1);
     const name = spec.series.length > 1 ? key(color(i), safe(s.name)) + " " : "";
     text += `<br>${name}${show(spec.kind, spec.stacked ? p.top - p.base : p.y)}`;
     const ends = [p.low, p.high].map(v => show(spec.kind, v));
@@ -222,7 +234,8 @@ function readout(spec, step) {
       text += ` <span class="soft">(${ends.join(" to ")})</span>`;
     many = many || p.count > 1;
   });
-  for (const m of spec.marks || []) if (Math.abs(m.x - step) < 1) text += `<br>${safe(m.text)}`;
+  for (const m of spec.marks || [])
+    if (m.x > step - steps && m.x <= step) text += `<br>${safe(m.text)}`;
   return text + (many ? `<br><span class="soft">mean of the steps up to it</span>` : "");
 }
 // Series upon each other, by the points of the first; `value(point, point of the first)`.
@@ -237,21 +250,29 @@ function stack(names, base, value) {
     }) };
   });
 }
+)html";
 
+inline constexpr const char* kRunScript = R"html(
 // The page from above: what it is, is it learning, is it fast, is it about to fall over.
 document.title = run.name;
-get("name").textContent = run.name + (run.ranks > 1 ? `, rank ${run.rank} of ${run.ranks}` : "");
+get("name").textContent = run.name + (run.ranks < 2 ? "" : run.rank === 0
+  ? `, ${run.ranks} ranks` : `, rank ${run.rank} of ${run.ranks}`);
 const warnings = [];
 if (run.failures) warnings.push("Not written: " + run.failures);
 if (run.dropped) warnings.push(`${whole(run.dropped)} records were told too fast and dropped.`);
 if (run.too_many_names) warnings.push("There are more names than curves.");
 get("warnings").textContent = warnings.join(" ");
 const skips = run.events.filter(e => e[2] === "skip" || e[2] === "overflow");
-const marks = run.events.filter(e => e[2] === "skip").map(e => ({ x: e[1], text: e[3] }));
+const marksOf = (event, kind) => run.events.filter(e => e[2] === event)
+  .map(e => ({ x: e[1], text: `${kind}: ${e[3]}`, kind }));
+const turns = [...marksOf("checkpoint", "save"), ...marksOf("restart", "restart")];
+const marks = [...marksOf("skip", "skip"), ...turns];
+const partName = n => n === "wait" ? "waiting for ranks" : n;
 const speed = run.curves.map(c => c.name).find(n => n.endsWith("_per_second"));
 const words = n => n.replace(/_per_second$/, " per second").replace(/_/g, " ");
 const known = [["loss", "Loss"], ["accuracy", "Accuracy"], ["lr", "Learning rate"],
-  ["loss_scale", "Loss scale"], ["gradient_norm", "Gradient norm"]];
+  ["loss_scale", "Loss scale"], ["gradient_norm", "Gradient norm"],
+  ["machine_share", "Share of the machine's limit"]];
 
 const tile = (name, text) => `<div class="tile"><span class="soft">${safe(name)}</span>` +
   `<b>${safe(text)}</b></div>`;
@@ -262,9 +283,15 @@ if (speed) tiles += tile(words(speed), plain(last(speed)));
 if (curves.has("seconds/step")) tiles += tile("step's time", show("seconds", last("seconds/step")));
 if (curves.has("memory/peak")) tiles += tile("peak memory", show("bytes", last("memory/peak")));
 tiles += tile("skipped steps", whole(run.counts.skip));
+if (run.counts.restart) tiles += tile("restarts", whole(run.counts.restart));
+if (run.slowest >= 0) tiles += tile("slowest", "rank " + run.slowest);
 for (const [name, value] of run.summary)
   if (!curves.has(name)) tiles += tile(words(name), plain(value));
 get("tiles").innerHTML = tiles;
+
+if (run.advice.length)
+  card("Advice", true).insertAdjacentHTML("beforeend",
+    `<ul>${run.advice.map(t => `<li>${safe(t)}</li>`).join("")}</ul>`);
 
 const done = new Set();
 for (const [name, title] of known) {
@@ -285,7 +312,7 @@ for (const c of run.curves) {
 
 const steps = curves.get("seconds/step");
 const parts = run.curves.filter(c => c.name.startsWith("seconds/") && c.name !== "seconds/step")
-  .map(c => [c.name.slice(8), curves.get(c.name)]);
+  .map(c => [partName(c.name.slice(8)), curves.get(c.name)]);
 const sum = points => points.reduce((all, p) => all + (p.y || 0) * (p.count - p.bad), 0);
 if (steps) {
   // A part's points have its steps' counts: a save is not in each.
@@ -297,7 +324,7 @@ if (steps) {
       top: Math.max(top[i].top, p.y), y: p.y })) });
   }
   const box = chart({ title: "Where a step's time goes", kind: "seconds", series,
-    stacked: parts.length > 0, capped: true });
+    stacked: parts.length > 0, capped: true, marks: turns });
   if (parts.length) {
     const counted = steps.reduce((a, p) => a + p.count, 0);
     const all = sum(steps), shares = parts.map(([name, points]) => [name, sum(points) / all]);
@@ -308,6 +335,7 @@ if (steps) {
       `</td></tr>`).join("") + `</table>`);
   }
 }
+if (run.side_by_side.length > 1) ranks();
 const memory = run.curves.filter(c => c.name.startsWith("memory/") && c.name !== "memory/peak")
   .map(c => [c.name.slice(7), curves.get(c.name)]).filter(([, p]) => p.some(q => q.high > 0));
 if (memory.length) {
@@ -336,17 +364,22 @@ if (skips.length) {
       return [name, whole(all.length), `step ${whole(e[1])}: ${e[3]}`];
     }));
 }
+if (turns.length) {
+  const saves = run.events.filter(e => e[2] === "checkpoint"), end = saves[saves.length - 1];
+  const took = parts.find(([name]) => name === "save");
+  const box = card("Saves and restarts");
+  rows(box, ["step", "what", ""], [
+    ...(end ? [[whole(end[1]), "last save", `${whole(run.counts.checkpoint)} in all` + (took
+      ? `, ${show("seconds", sum(took[1]) / run.counts.checkpoint)} each` : "")]] : []),
+    ...run.events.filter(e => e[2] === "restart").reverse()
+      .map(e => [whole(e[1]), "restart", e[3]])]);
+}
 if (run.events.length) {  // those of earlier processes too
   const began = Math.min(run.started, run.events[0][0]);
   rows(card("Events"), ["step", "after", "what", ""],
     run.events.slice().reverse().map(e => [whole(e[1]), span(e[0] - began), e[2], e[3]]));
 }
 rows(card("About"), ["", ""], run.about);
-
-const redraw = () => charts.forEach(f => f());
-redraw();
-let width = innerWidth;
-addEventListener("resize", () => { if (width !== innerWidth) width = innerWidth, redraw(); });
 
 // The file is written anew while the run goes on: so is this page, unless somebody reads a value.
 const stale = () => Date.now() / 1000 - run.renewed > 60 + 20 * run.every;
@@ -365,6 +398,13 @@ if (run.running) {
   };
   setTimeout(again, 1000 * (stale() ? 30 : Math.max(1, run.every)));
 }
+)html";
+
+inline constexpr const char* kPageEnd = R"html(
+const redraw = () => charts.forEach(f => f());
+redraw();
+let width = innerWidth;
+addEventListener("resize", () => { if (width !== innerWidth) width = innerWidth, redraw(); });
 </script></body></html>
 )html";
 

@@ -69,7 +69,7 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   check_names(values);
   {
     Message message(writer_->ring());
-    message.put(Told::step).put(steady_seconds()).put(step);
+    message.put(Told::step).put(steady_seconds()).put(step).put(core::waited_for_ranks());
     put_values(message, values);
   }
   last_step_.store(step, std::memory_order_relaxed);
@@ -98,6 +98,10 @@ void Run::event(EventKind kind, std::string_view text, std::string_view culprit,
   message.put_text(text).put_text(culprit);
 }
 
+std::vector<std::string> advice(Run& run) {
+  return run.writer_->advice();
+}
+
 const std::string& Run::folder() const {
   return writer_->folder();
 }
@@ -120,10 +124,12 @@ void Span::next(std::string_view name) {
 }
 
 void Span::begin(std::string_view name) {
-  CAIRN_CHECK(name != "step", "observe", "expected a name of a part of a step, got 'step'");
+  CAIRN_CHECK(name != "step" && name != "wait", "observe", "expected a name of a part of a step, ",
+              "got '", name, "', which the run has itself");
   if (run_ == nullptr) return;
   name_ = name;
   inner_ = 0;
+  waited_ = core::waited_for_ranks();
   outer_ = innermost;
   innermost = this;
   label_.emplace(name);
@@ -133,7 +139,8 @@ void Span::begin(std::string_view name) {
 
 void Span::end() {
   if (run_ == nullptr) return;
-  const double now = steady_seconds(), seconds = now - begin_;
+  const double now = steady_seconds();
+  const double seconds = now - begin_ - (core::waited_for_ranks() - waited_);
   innermost = outer_;
   outer_ != nullptr ? core::tell_part(outer_->name_, outer_->begin_) : core::tell_part("", 0);
   label_.reset();

@@ -8,12 +8,16 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <system_error>
 
+#include "advice.h"
 #include "cairn/core/error.h"
 #include "cairn/core/run_folder.h"
+#include "cairn/core/status.h"
 #include "cairn/core/version.h"
 #include "clock.h"
+#include "number.h"
 #include "report.h"
 
 namespace cairn::observe {
@@ -107,12 +111,6 @@ std::string command() {
   return valid_utf8(all);
 }
 
-std::string host() {
-  char name[256] = "unknown";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 double restart_count() {
   const char* const count = std::getenv("CAIRN_RESTART_COUNT");
   return count == nullptr ? 0 : std::strtod(count, nullptr);
@@ -128,6 +126,23 @@ void add_machine(RunOptions& options) {
   about.emplace_back("device", core::str(options.device));
   about.emplace_back("Cairn", core::version());
   for (const auto& version : core::library_versions()) about.push_back(version);
+}
+
+std::string how_it_goes_on(std::int64_t step, const JsonLog::Newest& before, double now) {
+  std::string text = core::str("went on from step ", step);
+  if (before.time == 0) return text;
+  text += core::str(", ", fixed(now - before.time, 1), " s after the last word");
+  if (before.step > step) text += core::str("; ", before.step - step, " steps are done anew");
+  return text;
+}
+
+/// Bytes that tensors may take: of a device without a capacity the host's, in equal shares.
+double memory_limit(const RunOptions& options) {
+  const std::size_t capacity = core::memory_capacity(options.device);
+  if (capacity != std::numeric_limits<std::size_t>::max()) return static_cast<double>(capacity);
+  if (!options.device.is_cpu()) return 0;
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) /
+         options.world.size;
 }
 
 }  // namespace
@@ -159,7 +174,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
       events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes),
       recorder_(options_.device, options_.memory_events, folder_) {
   add_machine(options_);
-  json_.open(
+  const JsonLog::Newest before = json_.open(
       options_.first_step,
       [&](const StepRecord& record) {
         history_.add(record);
@@ -173,7 +188,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
     tell({.step = options_.first_step,
           .time = unix_of(started_),
           .kind = EventKind::restart,
-          .text = core::str("went on from step ", options_.first_step),
+          .text = how_it_goes_on(options_.first_step, before, unix_of(started_)),
           .culprit = {}});
   }
   core::set_run_folder(folder);
@@ -213,25 +228,47 @@ Ring& Writer::new_ring() {
   std::erase_if(own_rings.all, [](const auto& own) { return own.ring.use_count() == 1; });
   own_rings.all.push_back({id_, ring});
   const std::lock_guard lock(rings_mutex_);
-  sources_.push_back({.ring = ring, .number = next_source_++, .parts = {}, .last_step = started_});
+  sources_.push_back({.ring = ring,
+                      .number = next_source_++,
+                      .parts = {},
+                      .last_step = started_,
+                      .waited = core::waited_for_ranks()});
   return *ring;
 }
 
 void Writer::run() {
-  for (bool last = false; !last;) {
+  for (bool last = false, asked = false; !last;) {
     {
       std::unique_lock lock(mutex_);
       wake_.wait_for(lock, trace_.open() ? kTurnOfProfile : kTurn,
-                     [this] { return ending_ || asked_; });
+                     [this] { return ending_ || asked_for_metrics_ || asked_for_advice_; });
       last = ending_;
+      asked = asked_for_advice_;
     }
     try {
       turn(last);
     } catch (const std::exception& error) {
       failures_.add(folder_, error.what(), 1);
     }
+    if (asked) answer();
   }
   failures_.say_at_end(folder_);
+}
+
+std::vector<std::string> Writer::advice() {
+  std::unique_lock lock(mutex_);
+  asked_for_advice_ = true;
+  wake_.notify_one();
+  answered_.wait(lock, [this] { return !asked_for_advice_; });
+  return advice_;
+}
+
+void Writer::answer() {
+  std::vector<std::string> advice = observe::advice(history_, facts(true));
+  const std::lock_guard lock(mutex_);
+  advice_ = std::move(advice);
+  asked_for_advice_ = false;
+  answered_.notify_all();
 }
 
 void Writer::turn(bool last) {
@@ -246,6 +283,10 @@ void Writer::turn(bool last) {
   events_.flush();
   if (!last && now < renew_at_) return;
   renew(!last);
+  if (last && options_.world.rank == 0 && options_.world.size > 1) {
+    wait_for_ranks_to_end(folder_, options_.world.size);
+    renew(false);
+  }
   const double after = steady_seconds();
   renew_at_ = after + std::max(options_.renew_seconds, (after - now) / kMostShare);
 }
@@ -299,9 +340,12 @@ void Writer::decode(Source& source, MessageReader& reader) {
 void Writer::take_step(Source& source, MessageReader& reader) {
   const auto now = reader.take<double>();
   const auto step = reader.take<std::int64_t>();
+  const auto waited = reader.take<double>();
   StepRecord record{.step = step, .time = unix_of(now), .values = take_values(reader)};
   record.values.emplace_back(kStepSeconds, now - source.last_step);
   source.last_step = now;
+  const double waited_before = std::exchange(source.waited, waited);
+  if (options_.world.size > 1) record.values.emplace_back(kWaitSeconds, waited - waited_before);
   for (auto& part : source.parts) record.values.push_back(std::move(part));
   source.parts.clear();
   add_memory(record.values);
@@ -366,18 +410,25 @@ std::uint64_t Writer::dropped() {
 }
 
 RunFacts Writer::facts(bool running) {
-  return {.name = fs::path(folder_).lexically_normal().string(),
-          .rank = options_.world.rank,
-          .ranks = options_.world.size,
-          .running = running,
-          .started = unix_of(started_),
-          .renewed = unix_seconds(),
-          .renew_seconds = options_.renew_seconds,
-          .restarts = restarts_,
-          .dropped = dropped(),
-          .unwritten = failures_.records(),
-          .failures = failures_.describe(),
-          .about = options_.about};
+  RunFacts now{.name = fs::path(folder_).lexically_normal().string(),
+               .rank = options_.world.rank,
+               .ranks = options_.world.size,
+               .running = running,
+               .started = unix_of(started_),
+               .renewed = unix_seconds(),
+               .renew_seconds = options_.renew_seconds,
+               .restarts = restarts_,
+                .dropped = dropped(),
+               .unwritten = failures_.records(),
+               .failures = failures_.describe(),
+               .about = options_.about,
+               .where = host_name(),
+               .memory_limit = memory_limit(options_)};
+  now.side_by_side.push_back(rank_state(history_, now));
+  if (now.rank > 0) return now;
+  for (RankState& other : read_ranks(folder_, now.ranks))
+    now.side_by_side.push_back(std::move(other));
+  return now;
 }
 
 void Writer::serve() {
@@ -391,27 +442,30 @@ void Writer::serve() {
 std::string Writer::metrics_now() {
   std::unique_lock lock(mutex_);
   metrics_.clear();
-  asked_ = true;
+  asked_for_metrics_ = true;
   wake_.notify_one();
-  metrics_made_.wait_for(lock, std::chrono::seconds(1), [this] { return !asked_; });
+  metrics_made_.wait_for(lock, std::chrono::seconds(1), [this] { return !asked_for_metrics_; });
   return metrics_;
 }
 
 void Writer::hand_out_metrics() {
   {
     const std::lock_guard lock(mutex_);
-    if (!asked_) return;
+    if (!asked_for_metrics_) return;
   }
   std::string text = open_metrics(history_, facts(/*running=*/true));
   const std::lock_guard lock(mutex_);
   metrics_ = std::move(text);
-  asked_ = false;
+  asked_for_metrics_ = false;
   metrics_made_.notify_one();
 }
 
 void Writer::renew(bool running) {
   const RunFacts now = facts(running);
   replace_file(folder_ + "/metrics.prom", open_metrics(history_, now), failures_);
+  if (now.rank > 0) {
+    replace_file(rank_file(folder_), to_json(now.side_by_side.front()).dump(), failures_);
+  }
   replace_file(folder_ + "/report.html", report(history_, now), failures_);
 }
 

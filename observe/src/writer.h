@@ -53,6 +53,8 @@ class Writer {
   std::string served_at() const { return server_ ? server_->address() : ""; }
   TraceWindow& trace() { return trace_; }
   std::uint64_t dropped();  // messages that found no room
+  /// Of all that was told before the call.
+  std::vector<std::string> advice();
   /// Writes what is left; nothing is told any more.
   void end();
 
@@ -61,13 +63,14 @@ class Writer {
   struct Source {
     std::shared_ptr<Ring> ring;
     std::uint32_t number = 0;
-    NamedValues parts;  // seconds of spans since its last step
-    double last_step = 0;
+    NamedValues parts;                 // seconds of spans since its last step
+    double last_step = 0, waited = 0;  // at its last step
   };
 
   Ring& new_ring();
   void run();
   void turn(bool last);
+  void answer();
   void empty_rings();
   void decode(Source& source, MessageReader& reader);
   void take_step(Source& source, MessageReader& reader);
@@ -105,9 +108,11 @@ class Writer {
   std::uint64_t dropped_ = 0;  // by threads that have ended
 
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, answered_;
   bool ending_ = false;
-  bool asked_ = false;  // for metrics, by the server's thread
+  bool asked_for_advice_ = false;
+  std::vector<std::string> advice_;
+  bool asked_for_metrics_ = false;  // by the server's thread
   std::string metrics_;
   std::condition_variable metrics_made_;
   std::optional<MetricsServer> server_;

@@ -1,5 +1,5 @@
-// The files as their owners' readers read them: TensorBoard's, Prometheus' and a browser. Python's
-// packages lie in build/readers (scripts/install_dependencies fetches them).
+// The files as their owners' readers read them: TensorBoard's and Prometheus'. Python's packages
+// lie in build/readers (scripts/install_dependencies fetches them).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,27 +99,6 @@ TEST(OwnersReaders, PrometheusHasTheLastValues) {
   EXPECT_EQ(value("cairn_dropped_records_total", {{"rank", "0"}}), 0);
   EXPECT_GT(value("cairn_checkpoint_timestamp_seconds", {{"rank", "0"}}), 1.7e9);
   EXPECT_GT(value("cairn_step_part_seconds", {{"rank", "0"}, {"part", "forward"}}), 0.0);
-}
-
-TEST(OwnersReaders, ABrowserDrawsEveryCurveWithoutAnError) {
-  const char* const kBrowser = "chromium-headless-shell";
-  if (test::shell(std::string("command -v ") + kBrowser).status != 0)
-    GTEST_SKIP() << "no " << kBrowser;
-  const test::TemporaryFolder folder;
-  tell_training(folder.string(), 0, 50);
-  const test::ShellResult page =
-      test::shell(std::string(kBrowser) + " --no-sandbox --disable-gpu --enable-logging=stderr " +
-                  "--dump-dom file://" + (folder / "report.html").string());
-  EXPECT_EQ(page.status, 0) << page.err;
-  EXPECT_THAT(page.err, testing::Not(HasSubstr("CONSOLE"))) << page.err;
-  for (const char* shown :
-       {"<h2>Loss</h2>", "Where a step's time goes", "Skipped steps, by culprit", "fc.weight",
-        "ended after", "<td>opt level</td><td>O2</td>"})
-    EXPECT_THAT(page.out, HasSubstr(shown));
-  std::size_t charts = 0;
-  for (std::size_t at = 0; (at = page.out.find("<svg", at)) != std::string::npos; ++at) ++charts;
-  EXPECT_GE(charts, 3u);
-  EXPECT_THAT(page.out, testing::Not(HasSubstr("NaN")));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 
 #include "cairn/observe/run.h"
 #include "observe/run_files.h"
@@ -42,9 +43,27 @@ TEST(ResumedRun, KeepsWhatItGoesOnFrom) {
   EXPECT_EQ(page["events"][0][2], "checkpoint");
   EXPECT_EQ(page["events"][1][2], "restart");
   EXPECT_EQ(page["events"][1][1], 5);
+  EXPECT_THAT(
+      page["events"][1][3].get<std::string>(),
+      testing::ContainsRegex("^went on from step 5, [0-9]+\\.[0-9] s after the last word; 3 "
+                             "steps are done anew$"));
   const auto csv = test::lines_of(folder / "metrics.csv");
   ASSERT_EQ(csv.size(), 8u);
   EXPECT_EQ(csv[0].substr(0, 14), "step,time,loss");
+}
+
+TEST(ResumedRun, SaysNothingOfWhatItDoesNotKnow) {
+  const test::TemporaryFolder folder;
+  const auto said = [&] { return test::page_data(folder.string())["events"][0][3]; };
+  tell(folder.string(), 5, 6, 1.0);
+  EXPECT_EQ(said(), "went on from step 5");
+  std::ofstream(folder / "metrics.jsonl") << R"({"step":5,"time":1000.0,"loss":1.0})"
+                                          << "\n"
+                                          << R"({"event":"skip","step":9,"time":1000.0})"
+                                          << "\n";
+  tell(folder.string(), 5, 6, 1.0);
+  EXPECT_THAT(said().get<std::string>(),
+              testing::ContainsRegex("^went on from step 5, [0-9.]+ s after the last word$"));
 }
 
 TEST(ResumedRun, OfANewStartNothingOldStays) {

@@ -8,7 +8,8 @@
 //   }
 //
 // In the folder (of ranks other than 0 in its folder rank-N):
-//   report.html                one page: curves, time, memory, skips, events; an open page follows
+//   report.html                one page: curves, time, memory, ranks, skips, events; an open page
+//                              follows
 //   metrics.jsonl              a JSON object a step, an event, and the summary
 //   metrics.csv                a line a step
 //   metrics.prom               OpenMetrics, of the last step
@@ -51,9 +52,10 @@ inline constexpr std::size_t kMostNames = 128;    // of values; later ones stand
 inline constexpr std::size_t kMostPoints = 2000;  // a curve's: lowest and highest of steps together
 
 /// A number of a step, by name. The page knows "loss", "accuracy", "lr", "loss_scale",
-/// "gradient_norm" and names that end with "_per_second"; any other has a curve of its own. Ahead
-/// of a '/' stands what belongs together. A name must not be empty, nor be "step", "time" or
-/// "event", nor begin with "seconds/" or "memory/", which the run adds itself.
+/// "gradient_norm", "machine_share" (of what the machine could compute, 0 to 1) and names that end
+/// with "_per_second"; any other has a curve of its own. Ahead of a '/' stands what belongs
+/// together. A name must not be empty, nor be "step", "time" or "event", nor begin with "seconds/"
+/// or "memory/", which the run adds itself.
 struct Value {
   template <class T>
   requires std::is_arithmetic_v<T> Value(std::string_view name_, T value_)
@@ -117,8 +119,9 @@ class Run {
 
   /// The values of one more step. With them go "seconds/step", the time since the last call in this
   /// thread, "seconds/NAME" of each Span that ended in this thread since, without the spans within
-  /// it, and, some ten times a second, "memory/CATEGORY" (bytes): the highest seen since. Values
-  /// may be NaN. Any thread may call, one at a time.
+  /// it, of several ranks "seconds/wait", what this thread waited for others (core::RankWait),
+  /// which is in no span, and, some ten times a second, "memory/CATEGORY" (bytes): the highest seen
+  /// since. Values may be NaN. Any thread may call, one at a time.
   void step(std::initializer_list<Value> values) { step(last_step() + 1, values); }
   /// The same where steps are counted elsewhere, or not each is told. Throws InvalidArgument unless
   /// steps rise.
@@ -158,9 +161,15 @@ class Run {
 
  private:
   friend class Span;
+  friend std::vector<std::string> advice(Run& run);
   std::unique_ptr<Writer> writer_;
   std::atomic<std::int64_t> last_step_;
 };
+
+/// What would make the run faster: at most three sentences, each with the share of the time that it
+/// is expected to save ("data: 31 % of the step waits for batches; ..."). Computed from what was
+/// told so far; none before step 20. The page has them too.
+std::vector<std::string> advice(Run& run);
 
 /// A part of a step: from here to the end of the scope. Spans of one name in a step are added up;
 /// of spans within others each has its own time alone.
@@ -187,7 +196,7 @@ class [[nodiscard]] Span {
   void end();
   Run* run_;
   std::string_view name_;
-  double begin_ = 0, inner_ = 0;
+  double begin_ = 0, inner_ = 0, waited_ = 0;
   Span* outer_ = nullptr;
   std::optional<core::MemoryLabel> label_;
 };
