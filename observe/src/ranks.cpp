@@ -152,6 +152,9 @@ double own_of_others(const std::vector<RankState>& ranks, const RankState& rank)
 
 const RankState* slowest(const std::vector<RankState>& ranks) {
   if (ranks.size() < 2) return nullptr;
+  const auto [last, first] = std::minmax_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  if (10 * last->step < 9 * first->step) return nullptr;
   const auto most = std::max_element(ranks.begin(), ranks.end(),
                                      [](const auto& a, const auto& b) { return a.own < b.own; });
   return most->own > 1.1 * own_of_others(ranks, *most) ? &*most : nullptr;

@@ -41,7 +41,7 @@ std::vector<RankState> read_ranks(const std::string& folder, int ranks);
 void wait_for_ranks_to_end(const std::string& folder, int ranks);
 
 /// The rank with the most time of its own, where it has a tenth more than the median of the
-/// others; null: none has.
+/// others; null: none has, or what one told is of much earlier steps.
 const RankState* slowest(const std::vector<RankState>& ranks);
 /// The median of the others' own times. Needs another.
 double own_of_others(const std::vector<RankState>& ranks, const RankState& rank);

@@ -99,10 +99,10 @@ TEST(Ranks, WaitingIsInNoSpan) {
   const auto steps = test::step_lines(folder / "rank-1");
   ASSERT_EQ(steps.size(), 3u);
   EXPECT_GE(steps[1]["seconds/wait"], 0.08);
-  EXPECT_LT(steps[1]["seconds/wait"], 0.11);
+  EXPECT_LT(steps[1]["seconds/wait"], 0.16);
   for (const char* part : {"seconds/outer", "seconds/inner"}) {
     EXPECT_GE(steps[1][part], 0.01) << part;
-    EXPECT_LT(steps[1][part], 0.03) << part;
+    EXPECT_LT(steps[1][part], 0.045) << part;
   }
   EXPECT_EQ(steps[2]["seconds/wait"], 0.0);
 }
@@ -201,6 +201,15 @@ TEST(Ranks, SlowIsATenthMoreThanTheOthersMedian) {
   EXPECT_EQ(of({1.0, 1.11}), 1);
   EXPECT_EQ(of({5.0, 1.0, 1.0, 4.0}), 0);
   EXPECT_EQ(of({1.0, 5.0, 5.0, 5.0}), -1);
+}
+
+TEST(Ranks, NobodyIsNamedWhileAWordIsOld) {
+  std::vector<RankState> ranks(2);
+  ranks[0] = {.rank = 0, .step = 100, .own = 1};
+  ranks[1] = {.rank = 1, .step = 90, .own = 2};
+  ASSERT_NE(slowest(ranks), nullptr);
+  ranks[1].step = 89;
+  EXPECT_EQ(slowest(ranks), nullptr);
 }
 
 }  // namespace
