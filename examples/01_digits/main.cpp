@@ -30,6 +30,7 @@ using namespace cairn;
 struct Flags : support::Flags {
   support::DigitsFlags data;
   std::string picture;
+  int slow_rank = -1;
 };
 
 constexpr data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
@@ -46,6 +47,12 @@ data::LoaderOptions loader_options(std::int64_t batch_size, Device device) {
           .device = device,
           .normalize = kNormalize,
           .normalize_on_device = support::normalize};
+}
+
+/// What a machine a third as fast would take, for scripts/four_ranks.
+void take_longer(nn::Module& model, const Tensor& inputs) {
+  const autograd::NoGradGuard no_grad;
+  for (int i = 0; i < 6; ++i) model(inputs);
 }
 
 /// Share of the test images read right; each process reads its part of them.
@@ -99,6 +106,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
        .profile = flags.profile,
        .observe_address = flags.observe_address,
        .device = device,
+       .dtype = flags.dtype(),
        .description = core::str(images.description, "; ", flags.describe(world, device, step)),
        .first_step = step,
        .total_steps = total_steps});
@@ -111,14 +119,14 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       part.next("forward");
       const optim::MicroBatch micro = accumulation.begin(batch.size());
       const Tensor logits = (*ddp)(batch.inputs);
+      if (world.rank == flags.slow_rank) take_longer(model, batch.inputs);
       const Tensor loss = nn::cross_entropy(logits, batch.labels);
       part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
-      part.next("data");
       reporter.micro_batch(loss.item(), accuracy(logits, batch.labels));
+      part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
 
-      part.next("update");
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
       schedule.step(result);
@@ -162,6 +170,9 @@ int main(int argc, char** argv) {
   flags.add_shard_to(app);
   flags.data.add_to(app);
   app.add_option("--picture", flags.picture, "PNG with test digits and predictions");
+  app.add_option(
+      "--slow-rank", flags.slow_rank,
+      "this rank computes more than the others, as one on a slower machine takes longer");
   return support::run_program(
       app, argc, argv, [&](const parallel::ProcessGroup& group) { return train(flags, group); });
 }

@@ -157,6 +157,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
        .profile = flags.profile,
        .observe_address = flags.observe_address,
        .device = device,
+       .dtype = flags.dtype(),
        .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",
                                 flags.describe(world, device, step)),
        .unit = "tokens",
@@ -174,11 +175,10 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       const Tensor loss = nn::cross_entropy((*ddp)(batch.inputs), batch.labels);
       part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
-      part.next("data");
       reporter.micro_batch(loss.item());
+      part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
 
-      part.next("update");
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
       schedule.step(result);

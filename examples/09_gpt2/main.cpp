@@ -46,7 +46,7 @@ struct Flags {
   double lr = 1e-4;
   bool recompute = false, full_state = false, plan = false;
   std::uint64_t bandwidth = 0;
-  support::Flags common;  // of them: opt level, half dtype, device, sharding
+  support::Flags common;  // of them: opt level, half dtype, device, sharding, observe
 
   void add_to(CLI::App& app) {
     common.half_dtype = "bf16";
@@ -73,6 +73,7 @@ struct Flags {
     app.add_option("--offload", offload, "masters and moments in files of this folder; none: no")
         ->check(CLI::ExistingDirectory);
     common.add_shard_to(app);
+    common.add_observe_to(app);
     app.add_flag("--plan", plan,
                  "chooses the fastest of --shard, --micro-batches, what is recomputed and whether "
                  "states go to --offload's folder that is predicted to fit, and says why");
@@ -148,16 +149,19 @@ struct Way {
 /// added to.
 template <class LossOf>
 double backward_through(LossOf& loss_of, amp::Amp& precision, const Tensor& tokens,
-                        const Tensor& next, int parts, const World& world = {}) {
+                        const Tensor& next, int parts, const World& world = {},
+                        observe::Run* run = nullptr) {
   const std::int64_t n = tokens.size(0);
   double loss = 0.0;
   for (std::int64_t k = 0; k < parts; ++k) {
     const std::int64_t begin = n * k / parts, end = n * (k + 1) / parts;
     const double share = static_cast<double>(end - begin) / static_cast<double>(n);
     const auto region = precision.region();
+    observe::Span span(run, "forward");
     world.synchronize(k + 1 == parts);
     const Tensor mean = loss_of(autograd::stack(
         {autograd::slice(tokens, 0, begin, end), autograd::slice(next, 0, begin, end)}));
+    span.next("backward");
     precision.backward(mean, {.weight = share});
     loss += mean.item() * share;
   }
@@ -215,21 +219,45 @@ std::size_t most_memory() {
   return device.is_cuda() ? core::memory_stats(device).peak_total : core::process_memory("VmHWM");
 }
 
+void tell(observe::Run& run, const optim::StepResult& result, double loss, double loss_scale,
+          double tokens_per_second) {
+  if (!result.applied) run.event(observe::EventKind::skip, result.reason, result.culprit);
+  run.step({{"loss", loss},
+            {"loss_scale", loss_scale},
+            {"gradient_norm", result.gradient_norm},
+            {"tokens_per_second", tokens_per_second}});
+}
+
 template <class LossOf>
-void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& text, int parts,
+void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& text, const Way& way,
                 const Flags& flags, const World& world) {
   data::DistributedSampler sampler(text.size(), {.world = world, .seed = flags.seed});
   data::DataLoader loader(text, sampler, {.batch_size = flags.batch_size, .drop_last = true});
   CAIRN_CHECK(loader.batches_per_epoch() > 0, "gpt2", "expected ", flags.batch_size,
               " windows of text for each process, got fewer (shorter --tokens, more --text)");
+  std::optional<observe::Run> observed;
+  if (!flags.common.observe.empty()) {
+    observed.emplace(flags.common.observe,
+                     observe::RunOptions{.world = world,
+                                         .device = core::default_device(),
+                                         .profile = flags.common.profile,
+                                         .about = {{"way", way.text()}},
+                                         .serve = flags.common.observe_address});
+  }
+  observe::Run* const run = observed ? &*observed : nullptr;
+  const double tokens = static_cast<double>(flags.batch_size * flags.tokens * world.size);
+  observe::Span part(run, "data");
   for (int step = 1; step <= flags.steps;) {
     for (const data::Batch& batch : loader) {
       const auto start = std::chrono::steady_clock::now();
-      const double own = backward_through(loss_of, precision, to_tokens(batch.inputs),
-                                          to_tokens(batch.labels), parts, world);
+      const Tensor inputs = to_tokens(batch.inputs), next = to_tokens(batch.labels);
+      const double own = backward_through(loss_of, precision, inputs, next, way.parts, world, run);
+      part.next("update");
       const optim::StepResult result = precision.step();
+      part.next("data");
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       const double loss = world.sum(own, "loss") / world.size;
+      if (run != nullptr) tell(*run, result, loss, precision.loss_scale(), tokens / spent.count());
       say(world, core::str("step ", step, "/", flags.steps, ": loss ", rounded(loss, 4), ", ",
                            rounded(spent.count(), 2), " s, ",
                            core::default_device().is_cuda() ? "GPU " : "process ",
@@ -238,6 +266,8 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
       if (++step > flags.steps) break;
     }
   }
+  if (run == nullptr) return;
+  for (const std::string& sentence : observe::advice(*run)) say(world, sentence);
 }
 
 void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
@@ -364,8 +394,8 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
       alone ? "" : "; " + flags.common.describe(world, core::default_device(), 0);
   say(world, core::str("within ", support::human_bytes(flags.budget), ": ",
                        plan ? plan->describe() : way.text(), ranks));
-  if (alone) return take_steps(model, precision, text, way.parts, flags, world);
-  take_steps(*ddp, precision, text, way.parts, flags, world);
+  if (alone) return take_steps(model, precision, text, way, flags, world);
+  take_steps(*ddp, precision, text, way, flags, world);
   if (flags.common.shard > 0) export_model(*gpt2, flags, world);  // while ranks know their parts
 }
 

@@ -44,6 +44,8 @@ void Flags::add_to(CLI::App& app) {
       ->expected(0, 1)
       ->check(CLI::IsMember({"true", "false"}))
       ->default_str("");
+  app.add_option("--loss-scale", loss_scale, "where a dynamic loss scale begins")
+      ->check(CLI::Range(1.0, 16777216.0));
   add_device_to(app);
   app.add_option("--epochs", epochs, "passes over the data")->check(CLI::Range(1, 1000000));
   app.add_option("--steps", steps, "end after this many optimizer steps; 0: after the epochs")
@@ -67,6 +69,10 @@ void Flags::add_to(CLI::App& app) {
   app.add_option(
       "--resume", resume_from,
       "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
+  add_observe_to(app);
+}
+
+void Flags::add_observe_to(CLI::App& app) {
   CLI::Option* const folder = app.add_option(
       "--observe", observe,
       "folder for what the run tells: report.html (open it in a browser), metrics as JSON "
@@ -109,11 +115,16 @@ std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
   return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
 }
 
+DType Flags::dtype() const {
+  return opt_level == "O0" ? DType::f32 : core::parse_dtype(half_dtype);
+}
+
 amp::Options Flags::amp_options(const World& world) const {
   amp::Options options;
   options.opt_level = amp::parse_opt_level(opt_level);
   options.half_dtype = core::parse_dtype(half_dtype);
   options.keep_batchnorm_fp32 = keep_batchnorm_fp32;
+  options.scaler.init_scale = loss_scale;
   options.world = world;
   return options;
 }

@@ -22,6 +22,7 @@ struct Flags {
   std::string opt_level = "O2";
   std::string half_dtype = "f16";
   std::optional<bool> keep_batchnorm_fp32;
+  double loss_scale = 65536;  // where a dynamic one begins
   std::string device = "cpu";
   int epochs = 3;
   std::int64_t steps = 0;  // 0: as many as the epochs hold
@@ -43,6 +44,7 @@ struct Flags {
   /// defaults that --help shows.
   void add_to(CLI::App& app);
   void add_device_to(CLI::App& app);  // --device
+  void add_observe_to(CLI::App& app);
   /// --shard and --shard-within, where a program's processes share one model.
   void add_shard_to(CLI::App& app);
 
@@ -50,6 +52,8 @@ struct Flags {
   std::unique_ptr<cairn::parallel::DistributedDataParallel> data_parallel(
       cairn::nn::Module& model, const cairn::parallel::ProcessGroup& group,
       const std::vector<std::string>& units = {}) const;
+  /// That of products.
+  cairn::DType dtype() const;
   cairn::amp::Options amp_options(const cairn::World& world) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
   /// Optimizer steps of the whole run. Throws InvalidArgument where an epoch holds no batch.

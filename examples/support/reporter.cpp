@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
@@ -52,6 +53,7 @@ Reporter::Reporter(const Options& options)
                                           .profile = options_.profile,
                                           .about = {{"run", options_.description}},
                                           .serve = options_.observe_address});
+  machine_share_.emplace(options_.device, options_.dtype);
 }
 
 Reporter::~Reporter() {
@@ -69,12 +71,14 @@ void Reporter::tell(const StepMetrics& metrics, double loss, double accuracy) {
   if (!result.applied) {
     run_->event(cairn::observe::EventKind::skip, result.reason, result.culprit, metrics.step);
   }
+  share_ = machine_share_->take();
   const std::string speed = options_.unit + "_per_second";
   std::vector<cairn::observe::Value> values = {{"loss", loss},
                                                {"lr", metrics.lr},
                                                {"loss_scale", metrics.loss_scale},
                                                {"gradient_norm", result.gradient_norm},
-                                               {speed, per_second()}};
+                                               {speed, per_second()},
+                                               {"machine_share", share_}};
   if (options_.accuracy) values.emplace_back("accuracy", accuracy);
   run_->step(metrics.step, values);
 }
@@ -100,6 +104,16 @@ void Reporter::step(const StepMetrics& metrics) {
 void Reporter::saved(std::int64_t step) {
   if (!run_) return;
   run_->event(cairn::observe::EventKind::checkpoint, cairn::core::str("step ", step), {}, step);
+}
+
+std::string Reporter::time_left(const StepMetrics& metrics) const {
+  const auto units = static_cast<double>((options_.total_steps - metrics.step) * metrics.units);
+  if (units <= 0 || per_second() <= 0) return "";
+  const auto seconds = static_cast<std::int64_t>(std::ceil(units / per_second()));
+  if (seconds < 120) return cairn::core::str("  ", seconds, " s left");
+  const std::int64_t minutes = (seconds + 59) / 60;
+  if (minutes < 120) return cairn::core::str("  ", minutes, " min left");
+  return cairn::core::str("  ", (minutes + 59) / 60, " h left");
 }
 
 // Why steps have just been slower than those to come.
@@ -131,8 +145,11 @@ void Reporter::draw(const StepMetrics& metrics) {
        << std::setprecision(4) << smooth_loss_;
   if (options_.accuracy)
     line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
-  line << "  " << std::setprecision(0) << per_second() << " " << options_.unit << "/s  scale "
-       << metrics.loss_scale << "  memory " << human_bytes(metrics.memory_bytes) << first_uses();
+  line << std::defaultfloat << std::setprecision(3) << "  norm " << metrics.result.gradient_norm
+       << "  lr " << metrics.lr << std::fixed << std::setprecision(0) << "  scale "
+       << metrics.loss_scale << "  " << per_second() << " " << options_.unit << "/s";
+  if (run_) line << "  " << std::setprecision(1) << 100 * share_ << " % of the machine";
+  line << "  memory " << human_bytes(metrics.memory_bytes) << time_left(metrics) << first_uses();
   std::cout << line.str();
   if (terminal_)
     std::cout << std::flush;
@@ -160,6 +177,9 @@ void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers
   }
   for (const auto& [name, value] : texts)
     std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
+  for (const std::string& sentence :
+       run_ ? cairn::observe::advice(*run_) : std::vector<std::string>())
+    std::cout << "  " << sentence << "\n";
   std::cout << std::flush;
 }
 

@@ -12,6 +12,7 @@
 #include "cairn/core/world.h"
 #include "cairn/observe/run.h"
 #include "cairn/optim/optimizer.h"
+#include "support/machine_share.h"
 #include "support/throughput.h"
 
 namespace support {
@@ -32,7 +33,8 @@ class Reporter {
     std::string observe_address;  // RunOptions::serve
     std::optional<cairn::observe::ProfiledSteps> profile;
     cairn::Device device;
-    std::string description;  // the first line
+    cairn::DType dtype = cairn::DType::f32;  // of the model's products
+    std::string description;                 // the first line
     std::string unit = "images";
     std::int64_t first_step = 0, total_steps = 0;
     bool accuracy = true;
@@ -57,11 +59,14 @@ class Reporter {
  private:
   void draw(const StepMetrics& metrics);
   void tell(const StepMetrics& metrics, double loss, double accuracy);
+  std::string time_left(const StepMetrics& metrics) const;
   std::string first_uses();
   Options options_;
   std::optional<cairn::observe::Run> run_;
   bool terminal_ = false, bar_shown_ = false;
   Throughput throughput_;
+  std::optional<MachineShare> machine_share_;  // where there is a run
+  double share_ = 0;
   std::chrono::steady_clock::time_point last_drawn_;
   std::int64_t shown_ = 0, primitives_ = 0;
   int micro_batches_ = 0;

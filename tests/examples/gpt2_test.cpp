@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "cairn/checkpointing/safetensors.h"
+#include "observe/run_files.h"
 #include "tools/shell.h"
 
 namespace cairn::test {
@@ -68,6 +69,20 @@ TEST_F(Gpt2Example, WithoutStepsTheExportHasTheSameBits) {
   for (const auto& entry : after.entries()) {
     EXPECT_EQ(after.read(entry).to_vector(), before.read(entry.name).to_vector()) << entry.name;
   }
+}
+
+TEST_F(Gpt2Example, TellsHowItGoes) {
+  const ShellResult result = run(train("--steps 3 --budget 500M --observe " + path("run")));
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const auto steps = step_lines(path("run"));
+  ASSERT_EQ(steps.size(), 3u);
+  for (const nlohmann::json& step : steps) {
+    for (const char* name : {"loss", "gradient_norm", "tokens_per_second", "seconds/forward",
+                             "seconds/backward", "seconds/update"})
+      EXPECT_TRUE(step.contains(name)) << name << " of " << step;
+  }
+  EXPECT_THAT(result.out, HasSubstr("step 3/3: loss " +
+                                    std::to_string(steps[2]["loss"].get<double>()).substr(0, 5)));
 }
 
 TEST_F(Gpt2Example, LearnsAndIsReadByPyTorch) {
