@@ -102,10 +102,19 @@ void hang_while(const std::function<void(int hung, const json& told)>& ask) {
       return;
     }
     std::thread waiting([&] { group.all_reduce(x, parallel::ReduceOp::sum, "late"); });
-    const json told = status_when(
-        [](const json& jobs) { return rank_in(jobs, 1) != nullptr && !waits_of(jobs, 0).empty(); });
+    const json told = status_when([](const json& jobs) {
+      const json* const other = rank_in(jobs, 1);
+      return other != nullptr && other->dump().find("lost") != std::string::npos &&
+             waits_of(jobs, 1).empty() && !waits_of(jobs, 0).empty() &&
+             waits_of(jobs, 0).front().starts_with("all_reduce");
+    });
     const json* const hung = rank_in(told, 1);
-    if (hung != nullptr) ask(hung->at("pid").get<int>(), told);
+    try {
+      if (hung != nullptr) ask(hung->at("pid").get<int>(), told);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    if (hung != nullptr) kill(hung->at("pid").get<int>(), SIGCONT);
     std::ofstream(until) << "go on";
     waiting.join();
     std::filesystem::remove(until);
