@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cairn/core/memory.h"
-#include "cairn/core/rank_wait.h"
+#include "cairn/core/status.h"
 #include "cairn/core/tensor.h"
 #include "cairn/observe/run.h"
 #include "observe/run_files.h"
@@ -104,7 +104,7 @@ TEST(AdviceOnARun, WithASlowRank) {
                         })});
       for (int i = 0; i < 30; ++i) {
         work(run, "forward", rank == 1 ? 10 : 4);
-        const core::RankWait waits;
+        const core::WaitMark wait("waiting");
         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 6));
         run.step({});
       }

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "cairn/core/rank_wait.h"
+#include "cairn/core/status.h"
 #include "cairn/observe/comparison.h"
 #include "cairn/observe/run.h"
 #include "observe/run_files.h"
@@ -107,7 +107,7 @@ void tell_broken_training(const std::string& folder) {
           std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 6 : 2));
         }
         if (rank == 0) {
-          const core::RankWait waits;
+          const core::WaitMark wait("waiting");
           std::this_thread::sleep_for(std::chrono::milliseconds(4));
         }
         if (step == 7) run.event(EventKind::skip, "inf in fc.weight", "fc.weight");

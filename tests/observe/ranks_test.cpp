@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "cairn/core/rank_wait.h"
+#include "cairn/core/status.h"
 #include "cairn/core/tensor.h"
 #include "cairn/observe/run.h"
 #include "observe/run_files.h"
@@ -30,7 +30,7 @@ void sleep_ms(int ms) {
 }
 
 void wait_ms(int ms) {
-  const core::RankWait waits;
+  const core::WaitMark wait("waiting");
   sleep_ms(ms);
 }
 

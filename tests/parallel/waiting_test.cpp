@@ -1,5 +1,5 @@
 // What a thread waits for other ranks is counted where it waits, and nowhere else.
-#include "cairn/core/rank_wait.h"
+#include "cairn/core/status.h"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ void expect_the_early_one_waits(ProcessGroup& group, const std::function<void()>
     EXPECT_GE(waited, 0.08);
 }
 
-TEST(RankWait, ACollectiveOfThisThread) {
+TEST(WaitMark, ACollectiveOfThisThread) {
   test::run_threads(2, [](ProcessGroup& group) {
     const Tensor x = Tensor::zeros({4});
     group.all_reduce(x);
@@ -44,7 +44,7 @@ TEST(RankWait, ACollectiveOfThisThread) {
   });
 }
 
-TEST(RankWait, WhatAReducerStillMoves) {
+TEST(WaitMark, WhatAReducerStillMoves) {
   test::run_threads(2, [](ProcessGroup& group) {
     const Tensor gradient = Tensor::zeros({1000});
     Reducer reducer(group);
@@ -60,7 +60,7 @@ TEST(RankWait, WhatAReducerStillMoves) {
   });
 }
 
-TEST(RankWait, WorkThatIsWaitedFor) {
+TEST(WaitMark, WorkThatIsWaitedFor) {
   test::run_threads(2, [](ProcessGroup& group) {
     const Tensor x = Tensor::zeros({4});
     group.all_reduce(x);
@@ -69,17 +69,17 @@ TEST(RankWait, WorkThatIsWaitedFor) {
   });
 }
 
-TEST(RankWait, OfWaitsWithinWaitsTheOutermostCounts) {
+TEST(WaitMark, OfWaitsWithinWaitsTheOutermostCounts) {
   const double waited = waited_in([] {
-    const core::RankWait outer;
-    const core::RankWait inner;
+    const core::WaitMark outer("outer");
+    const core::WaitMark inner("inner");
     come_late();
   });
   EXPECT_GE(waited, 0.1);
   EXPECT_LT(waited, 0.19);
 }
 
-TEST(RankWait, ARankAloneWaitsForNobody) {
+TEST(WaitMark, ARankAloneWaitsForNobody) {
   const ProcessGroup group = ProcessGroup::single();
   EXPECT_EQ(waited_in([&] { group.all_reduce(Tensor::zeros({4})); }), 0.0);
 }

@@ -119,7 +119,7 @@ class Run {
 
   /// The values of one more step. With them go "seconds/step", the time since the last call in this
   /// thread, "seconds/NAME" of each Span that ended in this thread since, without the spans within
-  /// it, of several ranks "seconds/wait", what this thread waited for others (core::RankWait),
+  /// it, of several ranks "seconds/wait", what this thread waited for others (core::WaitMark),
   /// which is in no span, and, some ten times a second, "memory/CATEGORY" (bytes): the highest seen
   /// since. Values may be NaN. Any thread may call, one at a time.
   void step(std::initializer_list<Value> values) { step(last_step() + 1, values); }
