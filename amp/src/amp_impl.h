@@ -79,6 +79,10 @@ struct Amp::Impl {
   /// Updates the loss's scaler, remembers its overflow; returns what is to be said of it.
   std::string judge(const LossContribution& ended, const StepReport& all);
   std::string fall_back_if_due(const EndedLosses& losses_ended, const StepReport& all);
+  std::vector<optim::StepResult> update(const std::vector<std::size_t>& which,
+                                        const LossContributions::Resolved& resolved,
+                                        const StepReport& all,
+                                        const optim::StepOptions& step_options);
   std::vector<optim::StepResult> step_on_device(const std::vector<std::size_t>& which,
                                                 optim::StepOptions options);
 };

@@ -188,6 +188,29 @@ void Amp::Impl::throw_if_collapsed() {
   }
 }
 
+/// Nothing is written before there is memory for the updates of all.
+std::vector<optim::StepResult> Amp::Impl::update(const std::vector<std::size_t>& which,
+                                                 const LossContributions::Resolved& resolved,
+                                                 const StepReport& all,
+                                                 const optim::StepOptions& step_options) {
+  std::vector<optim::StepOptions> own(which.size(), step_options);
+  std::vector<optim::OptimizerAccess::Update> updates(which.size());
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    own[k].gradient_scale /= resolved.scales[k];
+    if (all.optimizers[which[k]]) continue;  // skips
+    const optim::OptimizerAccess optimizer(contributions[which[k]]);
+    updates[k] = optimizer.begin_update(resolved.reports[k], own[k]);
+  }
+  std::vector<optim::StepResult> results;
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    optim::Optimizer& optimizer = contributions[which[k]];
+    results.push_back(all.optimizers[which[k]]
+                          ? optimizer.skip(resolved.reports[k], own[k])
+                          : optim::OptimizerAccess(optimizer).end_update(updates[k]));
+  }
+  return results;
+}
+
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
   const optim::SharedStep shared(contributions.optimizers());
@@ -213,16 +236,9 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     reason += (reason.empty() || said.empty() ? "" : "; ") + said;
   }
 
-  std::vector<optim::StepResult> results;
+  std::vector<optim::StepResult> results = update(which, resolved, all, step_options);
   for (std::size_t k = 0; k < which.size(); ++k) {
-    optim::Optimizer& optimizer = contributions[which[k]];
-    optim::StepOptions own_options = step_options;
-    own_options.gradient_scale /= resolved.scales[k];
-    const bool skips = all.optimizers[which[k]];
-    results.push_back(
-        skips ? optimizer.skip(resolved.reports[k], own_options)
-              : optim::OptimizerAccess(optimizer).apply(resolved.reports[k], own_options));
-    if (skips) explain_skip(reason, all, results.back());
+    if (all.optimizers[which[k]]) explain_skip(reason, all, results[k]);
   }
   const std::string fell = fall_back_if_due(losses_ended, all);
   for (optim::StepResult& result : results) result.reason += fell;

@@ -103,8 +103,8 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   support::Reporter reporter(
       {.world = world,
        .observe = flags.observe,
-       .profile = flags.profile,
        .observe_address = flags.observe_address,
+       .profile = flags.profile,
        .device = device,
        .dtype = flags.dtype(),
        .description = core::str(images.description, "; ", flags.describe(world, device, step)),

@@ -154,8 +154,8 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   support::Reporter reporter(
       {.world = world,
        .observe = flags.observe,
-       .profile = flags.profile,
        .observe_address = flags.observe_address,
+       .profile = flags.profile,
        .device = device,
        .dtype = flags.dtype(),
        .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",

@@ -418,7 +418,7 @@ RunFacts Writer::facts(bool running) {
                .renewed = unix_seconds(),
                .renew_seconds = options_.renew_seconds,
                .restarts = restarts_,
-                .dropped = dropped(),
+               .dropped = dropped(),
                .unwritten = failures_.records(),
                .failures = failures_.describe(),
                .about = options_.about,

@@ -84,7 +84,7 @@ StepResult Optimizer::step(const StepOptions& options) {
   prepare_gradients();
   GradientReport report;
   if (needs_report(options)) report = begin_own_check(options.norm_type).read();
-  if (!options.check || report.finite()) return apply(report, options);
+  if (!options.check || report.finite()) return end_update(begin_update(report, options));
   StepResult skipped = skip(report, options);
   std::vector<std::string> names;
   for (const NonFinite& found : report.nonfinite) names.push_back(found.parameter);
@@ -291,35 +291,49 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   wait_for_reductions();
   check_scaler(0);
   prepare_gradients();
-  return apply(report, options);
+  return end_update(begin_update(report, options));
 }
 
-StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions& options) {
+Optimizer::Update Optimizer::begin_update(const GradientReport& own_report,
+                                          const StepOptions& options) {
   const GradientReport report = complete(own_report);
   check_options(report, parameters_.size(), options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  if (!has_gradient()) return leave(kNoGradient, options);
-  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
-  show_flows(span);
-  std::vector<double> scales;
-  StepResult result = measure(report, options, scales);
-  try {
+  Update update{.options = options, .result = {}, .scales = {}, .temporaries = {}};
+  if (!has_gradient()) return update;
+  update.result = measure(report, options, update.scales);
+  tell_ranks_of_failure([&] {
     follow();
-    std::vector<Tensor> temporaries;
-    fill_batches(report, scales, temporaries);
-    const bool of_parts = partition_.cuts_any() || lie_elsewhere(state_options_);
-    if (of_parts && updates_in_two_passes()) {
-      run_batches_of_parts(scales);
-    } else {
-      run_batches(scales, {});
-    }
-    if (partition_.cuts_any()) partition_.gather(updated());
+    fill_batches(report, update.scales, update.temporaries);
+  });
+  return update;
+}
+
+/// Ranks whose weights would differ hear of it.
+void Optimizer::tell_ranks_of_failure(const std::function<void()>& work) const {
+  try {
+    work();
   } catch (const core::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
     partition_.update_failed(error.what());
     throw;
   }
+}
+
+StepResult Optimizer::end_update(const Update& update) {
+  if (update.scales.empty()) return leave(kNoGradient, update.options);
+  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
+  show_flows(span);
+  tell_ranks_of_failure([&] {
+    const bool of_parts = partition_.cuts_any() || lie_elsewhere(state_options_);
+    if (of_parts && updates_in_two_passes()) {
+      run_batches_of_parts(update.scales);
+    } else {
+      run_batches(update.scales, {});
+    }
+    if (partition_.cuts_any()) partition_.gather(updated());
+  });
   kernels::weights_written(updated());  // they agree with their masters
   for (Parameter& parameter : parameters_) {
     if (gradient_of(parameter) == nullptr) continue;
@@ -328,8 +342,8 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
   }
   ++steps_;
   skips_.clear();
-  finish(options);
-  return result;
+  finish(update.options);
+  return update.result;
 }
 
 StepResult Optimizer::skip(const GradientReport& own_report, const StepOptions& options) {

@@ -2,12 +2,15 @@
 // reduce, steps skipped in vain, optimizers that were moved from.
 #include <gmock/gmock.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "cairn/amp/scaled_step.h"
+#include "cairn/core/device.h"
+#include "cairn/core/memory.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/schedule.h"
 #include "support.h"
@@ -95,6 +98,40 @@ struct Scaled {
   optim::FusedSGD optimizer{model.parameters(), {.lr = 0.125}};
   ScaledStep scaled;
 };
+
+/// Bytes that a step lacks, more of them allowed from try to try.
+TEST(Step, OfAmpThatLacksMemoryWritesNothing) {
+  nn::Sequential model = make_model(), plenty = make_model();
+  const Device device = core::default_device();
+  const auto train = [&](nn::Sequential& trained, const auto& step) {
+    const NamedTensors all = trained.parameters();
+    optim::FusedAdam first(NamedTensors(all.begin(), all.begin() + 2), {.lr = 1e-2});
+    optim::FusedAdam second(NamedTensors(all.begin() + 2, all.end()), {.lr = 1e-2});
+    Amp precision = initialize({&trained}, {&first, &second}, {.opt_level = OptLevel::O0});
+    precision.backward(loss_of(trained, make_batch(1)));
+    step(precision);
+    return values(trained.parameters());
+  };
+  int refused = 0;
+  const auto in_little = [&](Amp& precision) {
+    const std::vector<Values> before = values(model.parameters());
+    for (std::size_t room = 0;; room += 512) {
+      core::set_memory_capacity(device, core::memory_stats(device).current_total + room);
+      try {
+        EXPECT_TRUE(precision.step().applied);
+        break;
+      } catch (const core::OutOfMemory&) {
+        ++refused;
+        EXPECT_EQ(values(model.parameters()), before) << room;
+      }
+    }
+    core::set_memory_capacity(device, SIZE_MAX);
+  };
+  const std::vector<Values> expected =
+      train(plenty, [](Amp& precision) { EXPECT_TRUE(precision.step().applied); });
+  EXPECT_EQ(train(model, in_little), expected);
+  EXPECT_GT(refused, 1);
+}
 
 TEST(Step, OfAScaledStepThatIsSkippedInVainEndsInACollapse) {
   Scaled run({.init_scale = 8, .growth_interval = 1000});

@@ -53,8 +53,9 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   };
   const StepReport all = agree(find, world_);
   const bool overflow = !all.overflows.empty();
-  optim::StepResult result =
-      overflow ? optimizer_->skip(report, options) : optimizer.apply(report, options);
+  optim::StepResult result = overflow
+                                 ? optimizer_->skip(report, options)
+                                 : optimizer.end_update(optimizer.begin_update(report, options));
   const bool at_minimum = scaler_.at_minimum();
   if (any) scaler_.update(overflow);
   if (!overflow) return result;

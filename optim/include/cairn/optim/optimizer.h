@@ -313,7 +313,16 @@ class Optimizer : public core::Stateful {
   void prepare_gradients() const;
   bool needs_report(const StepOptions& options) const;
   PendingReport begin_own_check(double norm_type = 2.0) const;
-  StepResult apply(const GradientReport& own_report, const StepOptions& options);
+  /// An update for which all memory is there, and nothing is written yet.
+  struct Update {
+    StepOptions options;
+    StepResult result;
+    std::vector<double> scales;       // of each group's gradients; none: there is no gradient
+    std::vector<Tensor> temporaries;  // what its batches read
+  };
+  Update begin_update(const GradientReport& own_report, const StepOptions& options);
+  StepResult end_update(const Update& update);
+  void tell_ranks_of_failure(const std::function<void()>& work) const;
   void show_flows(core::WorkSpan& span) const;
   /// Where ranks divide gradients and the report is of this rank's parts: that of all parts, by a
   /// collective. Else the report itself.

@@ -32,14 +32,18 @@ class OptimizerAccess {
   PendingReport begin_own_check(double norm_type) const {
     return optimizer_.begin_own_check(norm_type);
   }
-  /// Where ranks divide gradients: of this rank's parts; apply() completes it.
+  /// Where ranks divide gradients: of this rank's parts; begin_update() completes it.
   static std::vector<GradientReport> read_own(const std::vector<PendingReport>& pending,
                                               std::vector<kernels::PendingCheck> others) {
     return PendingReport::read_own(pending, std::move(others));
   }
-  StepResult apply(const GradientReport& report, const StepOptions& options) const {
-    return optimizer_.apply(report, options);
+  /// An update in two halves: all memory is there before anything, of several optimizers too, is
+  /// written.
+  using Update = Optimizer::Update;
+  Update begin_update(const GradientReport& report, const StepOptions& options) const {
+    return optimizer_.begin_update(report, options);
   }
+  StepResult end_update(const Update& update) const { return optimizer_.end_update(update); }
   void note_skip(const std::string& reason, std::vector<std::string> parameters,
                  int collapse_after) const {
     optimizer_.note_skip(reason, std::move(parameters), collapse_after);
