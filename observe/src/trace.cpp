@@ -78,6 +78,7 @@ class PartReader {
   void read_step(std::uint32_t source, MessageReader& reader) {
     const auto now = reader.take<double>();
     const auto step = reader.take<std::int64_t>();
+    reader.take<double>();  // what the thread has waited for ranks
     trainers_.insert(source);
     const NamedValues values = take_values(reader);
     if (now <= part_.begin || now > part_.end) return;
