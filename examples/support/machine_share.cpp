@@ -17,9 +17,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Operations a second, of the best of a few products.
-double measured_limit(Device device, DType dtype) {
-  const std::int64_t n = device.is_cpu() ? 1024 : 8192;
+constexpr std::int64_t kLargest = 8192;
+constexpr double kLongEnough = 5e-3;
+
+/// Seconds of the best of a few products of n x n matrices.
+double product_seconds(std::int64_t n, Device device, DType dtype) {
   const Tensor x = Tensor::full({n, n}, 0.5, dtype, device),
                y = Tensor::empty({n, n}, dtype, device);
   const core::Stream stream = core::Stream::current(device);
@@ -31,8 +33,19 @@ double measured_limit(Device device, DType dtype) {
     const double seconds = seconds_since(start);
     least = run < 2 ? seconds : std::min(least, seconds);
   }
+  return least;
+}
+
+/// Operations a second, of products that are large for the device.
+double measured_limit(Device device, DType dtype) {
+  std::int64_t n = 256;
+  double seconds = product_seconds(n, device, dtype);
+  while (seconds < kLongEnough && n < kLargest) {
+    n *= 2;
+    seconds = product_seconds(n, device, dtype);
+  }
   const auto size = static_cast<double>(n);
-  return 2 * size * size * size / least;
+  return 2 * size * size * size / seconds;
 }
 
 /// Multiplications and additions; 0: not of these kinds.
@@ -43,7 +56,8 @@ double operations_of(const autograd::OpEvent& event) {
   if (name == "linear" || name == "matmul")
     return 2 * results * static_cast<double>(event.inputs[0].size(-1));
   if (name == "conv1d" || name == "conv2d" || name == "conv3d")
-    return 2 * results * static_cast<double>(event.inputs[1].numel() / y.size(1));
+    return 2 * results * static_cast<double>(event.inputs[1].numel()) /
+           static_cast<double>(y.size(1));
   return 0;
 }
 

@@ -137,6 +137,7 @@ void TraceWindow::turn(bool wanted, bool last) {
     if (last && state_ == State::open) alone = part_so_far();
   }
   std::vector<TracePart> parts;
+  parts.reserve(joined.size());
   for (const std::string& part : joined) parts.push_back(decode(part));
   if (!parts.empty()) write(parts);
   if (alone) write({std::move(*alone)});

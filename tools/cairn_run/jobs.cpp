@@ -60,11 +60,11 @@ std::shared_ptr<const StatusPage> map_page(const std::string& path, pid_t pid) {
 
 std::shared_ptr<const StatusPage> page_of(pid_t pid) {
   const std::string name = std::string("/memfd:") + StatusPage::kName + " (deleted)";
-  const std::string files = folder_of(pid) + "/fd";
+  const fs::path files = fs::path(folder_of(pid)) / "fd";
   for (const std::string& file : names_in(files)) {
     std::error_code gone;
-    if (fs::read_symlink(files + "/" + file, gone) != name) continue;
-    if (auto page = map_page(files + "/" + file, pid)) return page;
+    if (fs::read_symlink(files / file, gone) != name) continue;
+    if (auto page = map_page(files / file, pid)) return page;
   }
   return nullptr;
 }

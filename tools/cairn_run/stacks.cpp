@@ -56,7 +56,7 @@ Frames ask_thread(const RankStatus& rank, int thread) {
   if (syscall(SYS_tgkill, rank.pid, thread, SIGURG) != 0) return {};
   const auto end = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
-    const Frames frames = written_stack(*rank.page, thread, before);
+    Frames frames = written_stack(*rank.page, thread, before);
     if (!frames.empty() || std::chrono::steady_clock::now() > end) return frames;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

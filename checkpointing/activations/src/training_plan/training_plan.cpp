@@ -382,7 +382,8 @@ class TrainingPlanner {
       parts.push_back(Tensor::empty(own.shape, own.dtype, device_));
       kernels::copy(own, parts.back());
     }
-    return parts.size() == 1 ? y : autograd::concat(parts, 0);
+    if (parts.size() > 1) y = autograd::concat(parts, 0);
+    return y;
   }
 
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
