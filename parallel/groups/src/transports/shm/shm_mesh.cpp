@@ -1,5 +1,6 @@
 #include "transports/shm/shm_mesh.h"
 
+#include <optional>
 #include <sched.h>
 #include <sys/uio.h>
 #include <unistd.h>
