@@ -83,9 +83,10 @@ TEST_F(Segments, ServeSmallerBlocksAndBecomeWholeAgain) {
 }
 
 TEST_F(Segments, OfOneAnotherAreNotJoined) {
-  auto first = allocate(4 * kMiB), second = allocate(4 * kMiB);  // neighbours by their addresses
-  first = second = nullptr;
-  const auto larger = allocate(8 * kMiB);
+  auto first = allocate(16 * kMiB), spare = allocate(4 * kMiB);  // the first one's room
+  auto second = allocate(16 * kMiB);                             // their neighbour by its address
+  second = nullptr, spare = nullptr, first = nullptr;
+  const auto larger = allocate(32 * kMiB);
   EXPECT_EQ(system_.calls, 3);
   allocator_.release_cached();
   EXPECT_EQ(system_.segments.size(), 1u);
