@@ -36,9 +36,15 @@ std::int64_t unix_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+/// By the environment, which may be "off"; empty: not by it.
+std::string named_folder() {
+  const char* const folder = std::getenv("CAIRN_FLIGHT_RECORDER");
+  return folder == nullptr ? "" : folder;
+}
+
 std::string records_folder() {
-  if (const char* folder = std::getenv("CAIRN_FLIGHT_RECORDER"); folder != nullptr)
-    return std::string_view(folder) == "off" ? "" : folder;
+  const std::string named = named_folder();
+  if (!named.empty()) return named == "off" ? "" : named;
   const std::string run = core::run_folder();
   return run.empty() ? "" : run + "/flight_recorder";
 }
@@ -180,7 +186,11 @@ class FlightRecorder::Pickler {
   core::PickleWriter out_;
 };
 
-FlightRecorder::FlightRecorder(int job_rank) : job_rank_(job_rank), asked_(signals) {}
+FlightRecorder::FlightRecorder(int job_rank)
+    : job_rank_(job_rank),
+      named_(!named_folder().empty()),
+      off_(named_folder() == "off"),
+      asked_(signals) {}
 
 void FlightRecorder::add(const Members& members, const std::shared_ptr<History>& history) {
   const std::lock_guard lock(mutex_);
@@ -190,6 +200,7 @@ void FlightRecorder::add(const Members& members, const std::shared_ptr<History>&
 
 std::uint64_t FlightRecorder::schedule(std::uint64_t group, std::uint64_t sequence,
                                        const char* operation, const Description& what) {
+  if (off_ || (!named_ && !core::has_run_folder())) return kNotKept;
   const std::lock_guard lock(mutex_);
   const std::uint64_t number = noted_++;
   if (records_.size() < kKept) records_.emplace_back();
@@ -202,11 +213,13 @@ FlightRecorder::Record* FlightRecorder::find(std::uint64_t record) {
 }
 
 void FlightRecorder::start(std::uint64_t record) {
+  if (record == kNotKept) return;
   const std::lock_guard lock(mutex_);
   if (Record* found = find(record)) found->started = unix_ns();
 }
 
 void FlightRecorder::complete(std::uint64_t record) {
+  if (record == kNotKept) return;
   const std::lock_guard lock(mutex_);
   if (Record* found = find(record)) found->completed = unix_ns();
 }

@@ -22,11 +22,13 @@ namespace cairn::parallel {
 class FlightRecorder {
  public:
   static constexpr std::size_t kKept = 1000;
+  static constexpr std::uint64_t kNotKept = UINT64_MAX;
 
   explicit FlightRecorder(int job_rank);
 
   void add(const Members& members, const std::shared_ptr<History>& history);
-  /// Returns the record's number. `operation` is a literal.
+  /// Returns the record's number; kNotKept where there is no folder for it. `operation` is a
+  /// literal.
   std::uint64_t schedule(std::uint64_t group, std::uint64_t sequence, const char* operation,
                          const Description& what);
   void start(std::uint64_t record);
@@ -58,6 +60,8 @@ class FlightRecorder {
   void forget_earlier(const std::filesystem::path& folder) const;
 
   const int job_rank_;
+  const bool named_;  // a folder, by CAIRN_FLIGHT_RECORDER
+  const bool off_;
   const std::filesystem::file_time_type begun_ = std::filesystem::file_time_type::clock::now();
   mutable std::mutex mutex_;
   std::vector<Record> records_;  // the n-th at n % kKept
