@@ -1,6 +1,5 @@
 #include "transports/shm/shm_mesh.h"
 
-#include <optional>
 #include <sched.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "cairn/core/error.h"
