@@ -1,4 +1,4 @@
-// scripts/four_ranks: the page of a job with a slow rank, overflows, a kill and a resume shows each.
+// scripts/four_ranks: the page of a job with a slow rank, overflows, a kill and a resume has each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -171,7 +171,7 @@ TEST(Asking, StacksNameTheFunctionThatARankHangsIn) {
   });
 }
 
-/// A terminal of 60 columns for `cairn-run top`; what it draws until it has `wanted`, then a signal.
+/// A terminal of 60 columns for `cairn-run top`; what it draws until it has `wanted`, and a signal.
 std::string drawn_by_top(const std::string& job, const std::string& wanted, int& status) {
   winsize size{.ws_row = 20, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0};
   int terminal = -1;

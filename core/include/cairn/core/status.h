@@ -5,9 +5,9 @@
 //   core::tell_job("", 0, 1);
 //   core::tell_step(step, loss.item());
 //
-// Nobody tells before tell_job() was called: all else does nothing then (waits are counted). Telling takes no lock and
-// no allocation, sends nothing, and writes a few words of memory (status_page.h). A child made by
-// fork() tells nothing until it calls tell_job().
+// Nobody tells before tell_job() was called: all else does nothing then, but waits are counted.
+// Telling takes no lock and no allocation, sends nothing, and writes a few words of memory
+// (status_page.h). A child made by fork() tells nothing until it calls tell_job().
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct StatusTotals {
 };
 StatusTotals status_totals();
 
-/// Seconds that the calling thread has waited for other ranks (WaitMark) since it began, told or not.
+/// Seconds that the calling thread has waited for other ranks (WaitMark) since it began.
 double waited_for_ranks();
 
 /// From here to the end of its life this thread waits for other ranks, or for what they send.
