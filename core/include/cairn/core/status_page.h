@@ -30,11 +30,10 @@ struct StatusPage {
       text = text.substr(0, kText);
       size_.store(text.size(), std::memory_order_release);
       since_.store(since, std::memory_order_release);
-      for (std::size_t at = 0; at < text.size(); at += sizeof(std::uint64_t)) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
-        words_[at / sizeof word].store(word, std::memory_order_release);
-      }
+      std::array<std::uint64_t, kText / sizeof(std::uint64_t)> words{};
+      std::memcpy(words.data(), text.data(), text.size());
+      const std::size_t count = (text.size() + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t);
+      for (std::size_t i = 0; i < count; ++i) words_[i].store(words[i], std::memory_order_release);
       changes_.store(before + 2, std::memory_order_release);
     }
     struct Read {
