@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "parallel/environment.h"
 #include "parallel/ranks.h"
@@ -82,6 +83,24 @@ TEST_P(Engines, RefuseBadArgumentsBeforeAnythingIsSent) {
     group.barrier("still well");
     const Tensor own = y.view().dims() == 1 ? y : Tensor();
     group.all_gather(own.view().slice(0, 4 * rank, 4 * rank + 4), own, "in its place");
+  });
+}
+
+// A part that is no memory has a dtype all the same; ranks compare where one is late.
+TEST_P(Engines, MovePartsOfRanksThatHaveNothing) {
+  run(GetParam(), [](ProcessGroup& group) {
+    const int world = group.world_size(), rank = group.rank(), last = world - 1;
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(world), 0);
+    counts.back() = 2;
+    const TensorView nothing(nullptr, {0}, DType::i64);
+    const Tensor two = Tensor::full({2}, 3, DType::i64), got = Tensor::zeros({2}, DType::i64);
+    const TensorView own = rank == last ? two.view() : nothing;
+    if (rank == last) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    group.gather(own, rank == 0 ? got.view() : TensorView(), counts, 0, "gather");
+    const TensorView into = rank == last ? got.view() : nothing;
+    group.scatter(rank == 0 ? two.view() : TensorView(), into, counts, 0, "scatter");
+    const double seen = rank == 0 || rank == last ? 3 : 0;
+    EXPECT_EQ(got.to_vector(), std::vector<double>(2, seen));
   });
 }
 

@@ -27,9 +27,8 @@ std::uint64_t mixed(std::uint64_t hash, std::string_view text) {
 
 }  // namespace
 
-MovedSizes moved_sizes(const TensorView& in, const TensorView& out) {
-  const TensorView& one = in.data != nullptr ? in : out;
-  return {one.dtype, one.device.is_cuda(), false, in.shape, out.shape};
+MovedSizes moved_sizes(const TensorView& own, const TensorView& in, const TensorView& out) {
+  return {own.dtype, own.device.is_cuda(), false, in.shape, out.shape};
 }
 
 Description::Description(std::string text, std::int64_t bytes)
@@ -45,7 +44,7 @@ Description::Description(const char* operation, std::string_view detail, int roo
       name_(name),
       bytes_(static_cast<std::int64_t>(x.nbytes())),
       hash_(mixed(mixed(mixed(2, operation), detail), name_)) {
-  moved_ = moved_sizes(x, x);
+  moved_ = moved_sizes(x, x, x);
   hash_ = mixed(hash_, static_cast<std::uint64_t>(root));
   hash_ = mixed(hash_, static_cast<std::uint64_t>(x.dtype));
   for (const std::int64_t size : x.shape) hash_ = mixed(hash_, static_cast<std::uint64_t>(size));

@@ -18,7 +18,8 @@ struct MovedSizes {
   bool uneven = false;  // parts of different sizes: in and out are those of all parts together
   Shape in{}, out{};    // without dimensions where there is none
 };
-MovedSizes moved_sizes(const TensorView& in, const TensorView& out);
+/// `own` is what every rank gives: `in` or `out` may be one's alone.
+MovedSizes moved_sizes(const TensorView& own, const TensorView& in, const TensorView& out);
 
 /// "all_reduce sum f32[3, 4] 'fc.weight'". Every collective has one and few are ever read, so the
 /// text is made where it is; the hash is there at once.

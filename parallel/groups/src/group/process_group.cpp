@@ -54,10 +54,11 @@ Description describe_parts(const char* operation, const std::string& detail, DTy
           elements * static_cast<std::int64_t>(core::size_of(dtype))};
 }
 
-/// The same with what moves, of parts of so many elements.
-Description describe_parts(const char* operation, const std::string& detail, const TensorView& in,
-                           const TensorView& out, const Counts& counts, std::string_view name) {
-  MovedSizes moved = moved_sizes(in, out);
+/// The same with what moves, of parts of so many elements; `own` is what every rank gives.
+Description describe_parts(const char* operation, const std::string& detail, const TensorView& own,
+                           const TensorView& in, const TensorView& out, const Counts& counts,
+                           std::string_view name) {
+  MovedSizes moved = moved_sizes(own, in, out);
   Description what = describe_parts(operation, detail, moved.dtype, counts, name);
   moved.uneven = !std::equal(counts.begin() + 1, counts.end(), counts.begin());
   if (moved.uneven)
@@ -256,7 +257,7 @@ void ProcessGroup::reduce(const TensorView& x, const TensorView& y, int root, Re
   if (world_size() == 1) return copy_own(x, y);
   Description what =
       core::str("reduce ", parallel::name(op), " to ", root, " ", x.dtype, x.shape, quoted(name));
-  impl_->run("reduce", what.moving(moved_sizes(x, x)), x.device,
+  impl_->run("reduce", what.moving(moved_sizes(x, x, x)), x.device,
              [x, y, op, root](Collectives& backend) { backend.reduce(x, y, op, root); });
 }
 
@@ -277,7 +278,7 @@ void ProcessGroup::all_gather(const TensorView& x, const TensorView& y,
   const Counts all = checked_counts("all_gather", counts, world_size(), name);
   check_parts("all_gather", y, x, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  impl_->run("all_gather", describe_parts("all_gather", "", x, y, all, name), x.device,
+  impl_->run("all_gather", describe_parts("all_gather", "", x, x, y, all, name), x.device,
              [x, y, all](Collectives& backend) { backend.all_gather(x, y, all); });
 }
 
@@ -294,7 +295,7 @@ void ProcessGroup::gather(const TensorView& x, const TensorView& y,
   check_count("gather", x, all, rank(), name);
   if (rank() == root) check_parts("gather", y, x, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  const Description what = describe_parts("gather", core::str("to ", root), x, y, all, name);
+  const Description what = describe_parts("gather", core::str("to ", root), x, x, y, all, name);
   impl_->run("gather", what, x.device,
              [x, y, all, root](Collectives& backend) { backend.gather(x, y, all, root); });
 }
@@ -312,7 +313,7 @@ void ProcessGroup::scatter(const TensorView& x, const TensorView& y,
   check_count("scatter", y, all, rank(), name);
   if (rank() == root) check_parts("scatter", x, y, all, rank(), name);
   if (world_size() == 1) return copy_own(x, y);
-  const Description what = describe_parts("scatter", core::str("from ", root), x, y, all, name);
+  const Description what = describe_parts("scatter", core::str("from ", root), y, x, y, all, name);
   impl_->run("scatter", what, y.device,
              [x, y, all, root](Collectives& backend) { backend.scatter(x, y, all, root); });
 }
@@ -330,7 +331,8 @@ void ProcessGroup::reduce_scatter(const TensorView& x, const TensorView& y,
   check_reducible("reduce_scatter", op, x.dtype);
   if (world_size() == 1) return copy_own(x, y);
   const std::string detail(parallel::name(op));
-  impl_->run("reduce_scatter", describe_parts("reduce_scatter", detail, x, y, all, name), x.device,
+  impl_->run("reduce_scatter", describe_parts("reduce_scatter", detail, x, x, y, all, name),
+             x.device,
              [x, y, all, op](Collectives& backend) { backend.reduce_scatter(x, y, all, op); });
 }
 
@@ -343,7 +345,7 @@ void ProcessGroup::all_to_all(const TensorView& x, const TensorView& y,
   CAIRN_CHECK(!overlap(x, y), "all_to_all", "expected views that do not overlap", quoted(name));
   if (world_size() == 1) return copy_own(x, y);
   const Counts counts(static_cast<std::size_t>(world_size()), x.numel() / world_size());
-  const Description what = describe_parts("all_to_all", "", x, y, counts, name);
+  const Description what = describe_parts("all_to_all", "", x, x, y, counts, name);
   impl_->run("all_to_all", what, x.device, [x, y, counts](Collectives& backend) {
     backend.all_to_all(x, counts, y, counts, true);
   });
@@ -364,7 +366,7 @@ void ProcessGroup::all_to_all(const TensorView& x, std::span<const std::int64_t>
   CAIRN_CHECK(!overlap(x, y), "all_to_all", "expected views that do not overlap", quoted(name));
   if (world_size() == 1) return copy_own(x, y);
   Description what = core::str("all_to_all ", x.dtype, " of uneven parts", quoted(name));
-  impl_->run("all_to_all", what.moving(moved_sizes(x, y)), x.device,
+  impl_->run("all_to_all", what.moving(moved_sizes(x, x, y)), x.device,
              [x, y, out, in](Collectives& backend) { backend.all_to_all(x, out, y, in, false); });
 }
 
