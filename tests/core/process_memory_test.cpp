@@ -56,8 +56,11 @@ TEST(ProcessMemory, IsKnownByItsParts) {
   EXPECT_NEAR(grown(parts.tensors, before.tensors), 2.0 * kBytes, 0.1 * kBytes);
   EXPECT_NEAR(grown(parts.heap, before.heap), 1.0 * kBytes, 0.1 * kBytes);
   EXPECT_GE(parts.stacks, kStack);
-  const std::size_t all = parts.code + parts.tensors + parts.heap + parts.stacks + parts.other;
-  EXPECT_NEAR(static_cast<double>(all), static_cast<double>(process_memory("VmRSS")), 0.2 * kBytes);
+  // What malloc keeps of freed memory may be the system's again, or not yet.
+  const std::size_t used = parts.code + parts.tensors + parts.heap + parts.stacks + parts.other;
+  const std::size_t has = process_memory("VmRSS"), tolerance = kBytes / 5;
+  EXPECT_LE(used, has + tolerance);
+  EXPECT_GE(used + parts.heap_free + tolerance, has);
 }
 
 TEST(CacheBound, HoldsForLiveAndCachedBlocks) {
