@@ -23,6 +23,7 @@
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "checkpointing/activations.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/search.h"
 #include "support/tensors.h"
@@ -31,20 +32,13 @@ namespace cairn::checkpointing::activations_search {
 namespace {
 
 using Tensors = std::vector<Tensor>;
-using Values = std::vector<std::vector<double>>;
 using OffloadPtr = std::shared_ptr<Offload>;
 
 constexpr std::int64_t kRows = 6, kWidth = 8;
 
-Tensor leaf(const Shape& shape, std::uint64_t seed) {
-  Tensor x = test::normal_tensor(shape, seed);
-  return x.set_requires_grad(true);
-}
-
-std::size_t live() {
-  return core::memory_stats(core::default_device()).current_total;
-}
-
+using activations::leaf;
+using activations::live;
+using activations::Values;
 using test::Draw;
 
 // ---- Nets

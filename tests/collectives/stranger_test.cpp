@@ -109,24 +109,24 @@ std::set<int> own_ports() {
 constexpr auto kKnocked = "a stranger has knocked";
 constexpr auto kGaveUp = "the rank gave up: ";
 
-/// Connects to each port at which this process listens, once, and says `words`; stays connected.
+/// Connects to each port at which this process listens, once, and says `words`; stays connected
+/// until the process ends, since Gloo ends a process whose caller has gone before it is accepted.
 class Stranger {
  public:
   Stranger(std::string words, std::size_t most, std::set<int> spared)
       : words_(std::move(words)), most_(most), knocked_(std::move(spared)), thread_([this] {
-          while (!stop_ && sockets_.size() < most_) knock();
+          while (!stop_ && sockets_ < most_) knock();
         }) {}
   ~Stranger() {
     stop_ = true;
     thread_.join();
-    for (const int fd : sockets_) close(fd);
     if (knocks_ > 0) std::cout << kKnocked << std::endl;
   }
 
  private:
   void knock() {
     for (const int port : own_ports()) {
-      if (sockets_.size() >= most_ || !knocked_.insert(port).second) continue;
+      if (sockets_ >= most_ || !knocked_.insert(port).second) continue;
       sockaddr_in address{};
       address.sin_family = AF_INET;
       address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -136,14 +136,13 @@ class Stranger {
         send(fd, words_.data(), words_.size(), MSG_NOSIGNAL);
         ++knocks_;
       }
-      sockets_.push_back(fd);
+      ++sockets_;
     }
   }
   std::string words_;
   std::size_t most_;
   std::set<int> knocked_;
-  std::vector<int> sockets_;
-  std::size_t knocks_ = 0;
+  std::size_t sockets_ = 0, knocks_ = 0;
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
