@@ -363,9 +363,14 @@ StepResult Optimizer::leave(std::string reason, const StepOptions& options) {
   return result;
 }
 
+/// The step is done: what there is no memory to lay out anew, the next backward does.
 void Optimizer::finish(const StepOptions& options) {
   if (!options.keep_gradients) clear_grad();
-  refresh_if_stale();
+  try {
+    refresh_if_stale();
+  } catch (const core::Error& error) {
+    log::warn("{}: gradients are laid out anew by the next backward: {}", kind(), error.what());
+  }
 }
 
 }  // namespace cairn::optim

@@ -37,6 +37,38 @@ TEST(Optimizer, AttachesAnArenaAndClearsAfterAStep) {
   EXPECT_TRUE(parameters[0].tensor.grad().defined());
 }
 
+// The next backward lays out what the step has no memory for.
+TEST(Optimizer, AStepThatCannotLayGradientsOutAnewIsApplied) {
+  const auto make = [] {
+    return NamedTensors{make_parameter("a.weight", {64, 64}, 1), make_parameter("a.bias", {7}, 2)};
+  };
+  const NamedTensors parameters = make(), others = make();
+  FusedSGD optimizer(parameters, {.lr = 0.5}), unbounded(others, {.lr = 0.5});
+  const auto expect_the_same = [&] {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      EXPECT_EQ(exact(parameters[i].tensor), exact(others[i].tensor));
+  };
+  write_gradients(parameters, 1);
+  write_gradients(others, 1);
+  Tensor(parameters[1].tensor).set_requires_grad(false);
+  Tensor(others[1].tensor).set_requires_grad(false);
+  const auto arena = GradientArena::of(parameters[0].tensor);
+  const Tensor kept = parameters[0].tensor.grad();  // and the memory of all with it
+  const Device device = core::default_device();
+  constexpr std::size_t kForTheUpdate = 8192;  // less than the gradients take
+  core::set_memory_capacity(device, core::memory_stats(device).current_total + kForTheUpdate);
+  expect_applied(optimizer.step());
+  core::set_memory_capacity(device, SIZE_MAX);
+  expect_applied(unbounded.step());
+  expect_the_same();
+  EXPECT_TRUE(arena->stale());
+  arena->begin(1);
+  EXPECT_FALSE(arena->stale());
+  train(optimizer, {parameters[0]}, 2);
+  train(unbounded, {others[0]}, 2);
+  expect_the_same();
+}
+
 TEST(Optimizer, BumpsTheVersionOfWrittenWeights) {
   const NamedTensors parameters = two();
   FusedAdam optimizer(parameters);
