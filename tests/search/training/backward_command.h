@@ -212,7 +212,8 @@ class Backward : public Command {
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     if (outcome.threw()) {
-      const bool may = broken || mixes || reference.may_refuse;
+      const bool added = outcome.met_refusal() && now.any_gradient();
+      const bool may = broken || mixes || reference.may_refuse || outcome.gave_up() || added;
       if (!may) throw Mismatch("expected no error, got: " + outcome.error);
       // What was there before cannot be told from what was added; what was empty is empty again,
       // but where other ranks may have it: they clear.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backward_command.h"
 #include "cairn/core/error.h"
 #include "commands.h"
 
@@ -43,6 +44,10 @@ class TakeStep : public Command {
     const double norm = step_.optimizer < 0 ? 0.0 : gradient_scale * reference.norm(which);
     const System::Outcome outcome = now.system.each([&](Rank& rank) { return rank.step(step_); });
     if (now.setup.ranks > 1 && now.setup.ddp) reference.summed = now.setup.wiring.sum;
+    if (outcome.gave_up()) {  // its scales may have heard of it
+      reference.doubt_scales(reference.scales);
+      return clear_module(now);
+    }
     if (outcome.threw()) {
       if (!expected.may_throw && !expected.must_throw) {
         throw Mismatch("expected no error, got: " + outcome.error);

@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "support/gpu_faults.h"
 #include "support/rank_device.h"
 
 namespace cairn::stateful {
@@ -250,6 +252,57 @@ System::Outcome System::together(const std::function<Numbers(std::size_t)>& work
     }
   }
   return outcomes[0];
+}
+
+// ---- What they are refused
+
+namespace {
+
+/// For as long as it lives.
+class Refused {
+ public:
+  explicit Refused(const Refusal& refusal) : device_(core::default_device()) {
+    if (refusal.of_memory()) {
+      core::set_memory_capacity(device_, core::memory_stats(device_).current_total + refusal.left);
+    } else {
+      fault_.emplace(refusal.call, refusal.nth, refusal.code);
+    }
+  }
+  ~Refused() { core::set_memory_capacity(device_, SIZE_MAX); }
+  Refused(const Refused&) = delete;
+  Refused& operator=(const Refused&) = delete;
+
+ private:
+  Device device_;
+  std::optional<test::GpuFault> fault_;
+};
+
+}  // namespace
+
+System::Outcome System::refused(const std::function<Numbers(std::size_t)>& work) {
+  const Refusal refusal = *std::exchange(refusal_, std::nullopt);
+  const Rank::Seen before = look();
+  bool is_refused = false;
+  const Outcome first = together([&](std::size_t index) {
+    const Refused scope(refusal);
+    try {
+      return work(index);
+    } catch (const core::OutOfMemory&) {
+      is_refused = true;
+      throw;
+    } catch (const core::DeviceError&) {
+      is_refused = !refusal.of_memory();
+      throw;
+    }
+  });
+  if (!is_refused) return first;
+  if (const Rank::Seen after = look(); !(after.parameters == before.parameters)) {
+    throw Mismatch("what was refused (" + first.error + ") has changed" +
+                   difference(before, after));
+  }
+  Outcome outcome = refusal.gives_up ? first : together(work);
+  outcome.refused = first.error;
+  return outcome;
 }
 
 }  // namespace cairn::stateful

@@ -257,6 +257,17 @@ class Mismatch : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What the next work meets: its device has little memory left, or a call of a simulated GPU fails.
+struct Refusal {
+  std::size_t left = 0;  // bytes beyond those that are live
+  std::string call;      // empty: memory alone
+  std::uint64_t nth = 1;
+  int code = 0;
+  bool gives_up = false;  // else the work is tried again, without it
+
+  bool of_memory() const { return call.empty(); }
+};
+
 class Worker;
 
 /// The same work on every rank at once: rank 0 in the caller's thread, the others in one of their
@@ -271,21 +282,27 @@ class System {
   struct Outcome {
     std::string error;  // of rank 0; empty: none threw
     Numbers numbers;
+    std::string refused = {};  // what the work threw when it met a Refusal; empty: nothing
     bool threw() const { return !error.empty(); }
+    bool met_refusal() const { return !refused.empty(); }
+    bool gave_up() const { return met_refusal() && error == refused; }
   };
   /// work(rank), which returns Numbers or nothing. Throws Mismatch where one rank throws and
   /// another does not, or their numbers differ.
   template <class Work>
   Outcome each(Work work) {
-    return together([&](std::size_t index) -> Numbers {
+    const auto numbers_of = [&](std::size_t index) -> Numbers {
       if constexpr (std::is_void_v<decltype(work(*ranks_[index]))>) {
         work(*ranks_[index]);
         return {};
       } else {
         return work(*ranks_[index]);
       }
-    });
+    };
+    return refusal_ ? refused(numbers_of) : together(numbers_of);
   }
+  /// The next each(), of one rank, meets it. Weights and moments are as they were where it throws.
+  void refuse_next(const Refusal& refusal) { refusal_ = refusal; }
   /// The same where one rank may throw and another not: what befell each. work(rank, its number)
   std::vector<Outcome> apart(const std::function<void(Rank&, int)>& work);
   /// Ends every object and makes new ones.
@@ -300,8 +317,10 @@ class System {
   void resize(int ranks);
   std::vector<Outcome> on_each(const std::function<Numbers(std::size_t)>& work);
   Outcome together(const std::function<Numbers(std::size_t)>& work);
+  Outcome refused(const std::function<Numbers(std::size_t)>& work);
 
   Setup setup_;
+  std::optional<Refusal> refusal_;
   std::string folder_;
   std::vector<std::unique_ptr<Worker>> workers_;  // of ranks 1, 2 ...
   std::vector<parallel::ProcessGroup> groups_;
