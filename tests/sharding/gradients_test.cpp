@@ -1,28 +1,25 @@
-// Gradients of which each rank keeps its part (ZeRO, stage 2): what they take, what may be asked of
-// them, and that ranks agree on what only some of them hold.
+// Gradients of which each rank keeps its part (ZeRO, stage 2): what may be asked of them, and that
+// ranks agree on what only some of them hold.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "cairn/core/memory.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/optim/accumulation.h"
 #include "parallel/ranks.h"
-#include "sharding/training.h"
+#include "sharding/side_by_side.h"
 #include "support/message_of.h"
 
 namespace cairn {
 namespace {
 
+using test::expect_bits_of_plain;
 using test::inputs;
 using test::kGradients;
 using test::loss_of;
-using test::make;
 using test::ranks_in_order;
-using test::Recipe;
-using test::Training;
 using ::testing::HasSubstr;
 
 const parallel::ShardedOptions kStage2{.stage = parallel::ZeroStage::gradients};
@@ -42,64 +39,6 @@ struct Plain {
   std::unique_ptr<parallel::DistributedDataParallel> ddp;
   std::unique_ptr<optim::Optimizer> optimizer;
 };
-
-// Not before a backward either, while weights are f32 still.
-TEST(GradientMemory, IsNotTakenForTheWhole) {
-  test::run_ranks(2, [](parallel::ProcessGroup& group) {
-    nn::Sequential net(nn::Linear(301, 407), nn::Linear(407, 299));
-    const Device device = core::default_device();
-    const auto peak = [&] {
-      return core::memory_stats(device).peak_of(core::MemoryCategory::gradients);
-    };
-    {
-      core::reset_peak_memory(device);
-      const parallel::ShardedDataParallel sharded(net, group, kStage2);
-      const optim::FusedAdam optimizer(net.parameters());
-      EXPECT_EQ(peak(), 0U);
-    }
-    const parallel::DistributedDataParallel plain(net, group);
-    EXPECT_GT(peak(), 0U);
-  });
-}
-
-// 2 n / N bytes once the backward is over, where DistributedDataParallel keeps 2 n.
-TEST(GradientMemory, IsWhatTheFormulaSays) {
-  test::run_ranks(3, [](parallel::ProcessGroup& group) {
-    nn::Sequential net(nn::Linear(301, 407), nn::Linear(407, 299));
-    parallel::ShardedDataParallel sharded(net, group, kStage2);
-    optim::FusedAdam optimizer(net.parameters());
-    amp::Amp precision = amp::initialize(
-        net, optimizer,
-        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
-    std::size_t elements = 0, tensors = 0;
-    for (const auto& [name, tensor] : net.parameters()) {
-      elements += static_cast<std::size_t>(tensor.numel());
-      ++tensors;
-    }
-    const auto held = [] {
-      return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
-    };
-    const auto backward = [&] {
-      precision.backward(
-          autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
-    };
-    const std::size_t block = 1024 * tensors;
-    for (int step = 0; step < 3; ++step) {
-      backward();
-      EXPECT_GE(held(), 2 * elements / 3 - 2 * block);
-      EXPECT_LE(held(), 2 * elements / 3 + 2 * block);
-      ASSERT_TRUE(precision.step().applied);
-      EXPECT_EQ(held(), 0U);
-    }
-    for (int step = 0; step < 3; ++step) {
-      backward();
-      backward();  // the first average waits in f32
-      EXPECT_LE(held(), (2 + 4) * elements / 3 + (2 + 4) * block);
-      ASSERT_TRUE(precision.step().applied);
-      EXPECT_LE(held(), 4 * elements / 3 + 4 * block);  // the sums' memory serves again
-    }
-  });
-}
 
 TEST(DividedGradient, IsNotHandedOutForTheWhole) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
@@ -281,20 +220,13 @@ TEST(DividedGradient, OfParametersThatLossesDoNotReach) {
     std::vector<std::shared_ptr<nn::Linear>> heads_;
   };
   test::run_threads(2, [](parallel::ProcessGroup& group) {
-    TwoHeads net, same;
-    const parallel::DistributedOptions options{.find_unused_parameters = true};
-    parallel::ShardedDataParallel sharded(
-        net, group, {.stage = parallel::ZeroStage::gradients, .distributed = options});
-    parallel::DistributedDataParallel plain(same, group, options);
-    optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
-    for (std::uint64_t step = 0; step < 4; ++step) {
-      net.head = same.head = step % 2 == 0 ? static_cast<std::size_t>(group.rank()) : 0;
-      autograd::backward(loss_of(sharded(inputs(group, step))));
-      autograd::backward(loss_of(plain(inputs(group, step))));
-      ASSERT_TRUE(optimizer.step().applied);
-      ASSERT_TRUE(expected.step().applied);
-      ASSERT_EQ(test::difference_of_weights(net, same), "") << step;
-    }
+    expect_bits_of_plain<TwoHeads>(
+        group,
+        [&](auto& net, auto& ddp, std::uint64_t step) {
+          net.head = step % 2 == 0 ? static_cast<std::size_t>(group.rank()) : 0;
+          autograd::backward(loss_of(ddp(inputs(group, step))));
+        },
+        {.stage = parallel::ZeroStage::gradients, .distributed = {.find_unused_parameters = true}});
   });
 }
 

@@ -1,8 +1,9 @@
 // What sharded trainings of other libraries have got wrong without a word, each at every stage. The
 // reference is what one process computes from all ranks' batches. The rest of the list stands with
-// what it is about: a rank that skips a layer, tied weights of two units, an evaluation between a
-// backward and its step, a forward that throws, a use of a part for the whole in
-// parameters_test.cpp; states of other sizes in states_test.cpp; no_sync in no_sync_test.cpp.
+// what it is about: a rank that skips a layer, tied weights of two units in
+// parameters_of_models_test.cpp; an evaluation between a backward and its step, a forward that
+// throws, a use of a part for the whole in parameters_test.cpp; states of other sizes in
+// states_test.cpp; no_sync in no_sync_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
