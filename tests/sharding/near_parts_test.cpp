@@ -4,15 +4,21 @@
 
 #include "parallel/ranks.h"
 #include "sharding/side_by_side.h"
+#include "support/message_of.h"
 
 namespace cairn {
 namespace {
 
 using test::expect_bits_of_plain;
 using test::inputs;
+using test::kAdam;
+using test::kParameters;
 using test::loss_of;
+using test::Recipe;
 using test::Recomputed;
 using test::stage_3;
+using test::Training;
+using ::testing::HasSubstr;
 
 // Whoever gathers from whom: parts of a smaller group, between steps those of all.
 TEST(WeightsInParts, MayStayInASmallerGroup) {
@@ -52,6 +58,67 @@ TEST(WeightsInParts, MayStayInASmallerGroup) {
           autograd::backward(loss_of(ddp(inputs(group, step))));
         },
         options);
+  });
+}
+
+// A rank that saves, or looks at what it has: the others gather without it.
+TEST(WeightsInParts, OfASmallerGroupMayBeReadByOneRankAlone) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "of CPUs";
+  for (const auto masters : {optim::MasterStorage::f32, optim::MasterStorage::remainder}) {
+    for (const auto level : {amp::OptLevel::O0, amp::OptLevel::O2}) {
+      Recipe recipe = kAdam;
+      recipe.level = level;
+      if (level == amp::OptLevel::O2) recipe.states.masters = masters;
+      test::run_threads(4, [&](parallel::ProcessGroup& group) {
+        Training training(recipe, group, kParameters, {.reshard_within = 2}),
+            plain(recipe, group, test::kPlain);
+        for (std::int64_t step = 1; step < 5; ++step) {
+          const Tensor loss = loss_of(training.forward(step)), same = loss_of(plain.forward(step));
+          if (group.rank() == step % 4) {
+            (void)training.net.state_dict();
+            (void)training.optimizer->state_dict();
+          }
+          training.precision->backward(loss);
+          plain.precision->backward(same);
+          test::expect_applied(training.precision->step());
+          test::expect_applied(plain.precision->step());
+        }
+        EXPECT_EQ(test::difference_of_weights(training, plain), "");
+      });
+    }
+  }
+}
+
+// What was kept from the forward is not what the weights are since.
+TEST(WeightsInParts, OfASmallerGroupMayBeLoadedBeforeABackward) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "of CPUs";
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
+    Training training(kAdam, group, kParameters, {.reshard_within = 2}),
+        plain(kAdam, group, test::kPlain), untrained(kAdam, group, test::kPlain);
+    test::expect_applied(training.step());
+    test::expect_applied(plain.step());
+    (void)training.forward(7);  // has no backward
+    for (Training* one : {&training, &plain}) one->net.load_state_dict(untrained.net.state_dict());
+    test::expect_applied(training.step());
+    test::expect_applied(plain.step());
+    EXPECT_EQ(test::difference_of_weights(training, plain), "");
+  });
+}
+
+// All of them on one rank alone: the ranks hear of it, and nobody waits.
+TEST(WeightsInParts, OfASmallerGroupThatOneRankGathersAreAnErrorOfAll) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "of CPUs";
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
+    Training training(kAdam, group, kParameters, {.reshard_within = 2});
+    test::expect_applied(training.step());
+    const Tensor loss = loss_of(training.forward(1));
+    const std::string said = test::message_of<core::CommunicationError>([&] {
+      if (group.rank() == 1) const auto whole = training.gather();
+      training.precision->backward(loss);
+      (void)training.precision->step();
+    });
+    EXPECT_THAT(said, HasSubstr("weights"));
+    EXPECT_THAT(said, ::testing::Not(HasSubstr("timeout")));
   });
 }
 

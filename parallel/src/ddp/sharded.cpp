@@ -92,7 +92,11 @@ core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const 
 void DistributedDataParallel::Impl::gather_weights(const std::vector<Tensor>& weights) {
   std::vector<Tensor> whole;
   for (const Tensor& weight : weights) {
-    if (core::WeightInParts::of(weight) == nullptr) whole.push_back(weight);
+    if (core::WeightInParts::of(weight) == nullptr) {
+      whole.push_back(weight);
+    } else if (units) {
+      units->part_updated(weight);
+    }
   }
   if (!whole.empty()) gather_parts(parts_in_place(whole, shards), shards);
 }

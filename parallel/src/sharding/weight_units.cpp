@@ -65,6 +65,7 @@ struct WeightUnits::Unit {
   bool whole = false;
   std::int64_t gradients = 0;      // ready, in this backward
   std::vector<Tensor> near_parts;  // of each weight; empty: a gather is of this rank's own parts
+  std::uint64_t near_version = 0;  // version() that they are of
 
   // On their way.
   std::vector<Tensor> arriving;  // of each weight
@@ -80,6 +81,13 @@ struct WeightUnits::Unit {
     for (const NamedTensor& weight : weights) sum += weight.tensor.numel();
     return sum;
   }
+  /// Grows where a weight or its part is written, as all ranks do.
+  std::uint64_t version() const {
+    std::uint64_t sum = 0;
+    for (const NamedTensor& weight : weights) sum += weight.tensor.storage()->version();
+    return sum;
+  }
+  bool has_near_parts() const { return !near_parts.empty() && near_version == version(); }
 };
 
 /// Of one weight. Outlives the units: optimizers and states go on with the parts.
@@ -93,7 +101,7 @@ class WeightUnits::Part final : public WeightInParts {
     if (!units) return;
     CAIRN_CHECK(!units->gathered_, "sharding", "expected weights in parts, got them while ",
                 "gather_parameters() keeps them whole (end it first)");
-    units->let_go(*unit_);
+    units->let_go_of_whole(*unit_);
   }
 
   /// Whose elements somebody asks for.
@@ -254,7 +262,9 @@ Tensor WeightUnits::forward(Unit& unit, const Tensor& x, const nn::Module::Forwa
 
 /// What remains when the unit is let go of.
 void WeightUnits::keep_near_parts(Unit& unit) {
-  if (!unit.whole || !unit.near_parts.empty()) return;
+  if (!unit.whole || unit.has_near_parts()) return;
+  unit.near_parts.clear();
+  unit.near_version = unit.version();
   try {
     for (const NamedTensor& weight : unit.weights) {
       const Tensor& whole = weight.tensor;
@@ -302,7 +312,8 @@ void WeightUnits::bring_all() {
 /// Its gather follows those that this rank has called before, on a stream of its own.
 void WeightUnits::start(Unit& unit) {
   const Stream stream = stream_of(unit.device());
-  const bool near = !unit.near_parts.empty();
+  const bool near = unit.has_near_parts();
+  if (!near) unit.near_parts.clear();
   const ProcessGroup& group = near ? near_ : group_;
   try {
     const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
@@ -388,6 +399,10 @@ void WeightUnits::let_go_of_whole(Unit& unit) {
 
 void WeightUnits::let_go_of_all() {
   for (const auto& unit : units_) let_go(*unit);
+}
+
+void WeightUnits::part_updated(const Tensor& weight) {
+  unit_of(weight).near_parts.clear();
 }
 
 // ---- A backward

@@ -14,8 +14,8 @@
 // own order, and they stay whole until it ends.
 //
 // With reshard_within a unit that is let go of after its forward leaves the parts that a smaller
-// group of ranks divides: gathers come from these until somebody asks for this rank's own part (to
-// write it), or the unit's gradients are there.
+// group of ranks divides: gathers come from these until somebody writes the weights, or the unit's
+// gradients are there. A rank may read its own parts (a state) while the others do not.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +52,9 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   /// This rank keeps its part of a weight of the model, before the first forward divides the
   /// others.
   void divide(const Tensor& weight);
+
+  /// Of a weight in parts: what is kept of it from a forward is what it was before.
+  void part_updated(const Tensor& weight);
 
   /// Every weight is whole until give_back(), which takes over what was written meanwhile.
   void gather_all();
