@@ -21,7 +21,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS core kernels gradients autograd nn data observe optim amp/scaling amp
-  checkpointing/states checkpointing/activations parallel/groups parallel)
+  checkpointing/states checkpointing/activations parallel/groups parallel capi)
 list(TRANSFORM CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS PREPEND ${CMAKE_BINARY_DIR}/)
 set(CPACK_DEBIAN_LIBRARIES_PACKAGE_NAME libcairn${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libcairn-dev)

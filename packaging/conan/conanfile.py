@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"],
               "nn": ["autograd"], "data": ["core"], "observe": ["core"], "optim": ["gradients"],
               "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"],
-              "parallel": ["autograd", "nn", "optim"]}
+              "parallel": ["autograd", "nn", "optim"], "capi": ["amp", "checkpointing", "parallel"]}
 
 
 class Cairn(ConanFile):
