@@ -11,7 +11,7 @@ file(REMOVE_RECURSE ${WORK})
 set(programs uses_core)
 if(HOW STREQUAL "INSTALLED")
   run(${CMAKE_COMMAND} --install ${CAIRN_BUILD} --prefix ${WORK}/prefix)
-  list(APPEND programs trains)
+  list(APPEND programs trains trains_in_c)
 endif()
 set(as_preset "")
 if(HOW STREQUAL "SUBDIRECTORY")  # compiled as the presets do, so that ccache has it; FETCHCONTENT is as users have it
