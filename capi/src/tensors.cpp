@@ -106,7 +106,7 @@ std::vector<TensorView> views_of(const cairn_tensor* tensors, std::size_t count,
 }
 
 std::string name_of(const cairn_tensor& tensor, const char* function) {
-  const std::string name = text_of(tensor.name);
+  std::string name = text_of(tensor.name);
   CAIRN_CHECK(!name.empty(), function, "expected a name of each tensor, got none");
   return name;
 }

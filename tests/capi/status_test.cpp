@@ -112,6 +112,25 @@ TEST(CapiHandles, MayBeFreedInAnyOrder) {
   expect_ok(cairn_free(scaled));
 }
 
+TEST(CapiHandles, ThreadsHaveTheirOwn) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([i] {
+      for (int times = 0; times < 100; ++times) {
+        cairn_scaler* scaler = nullptr;
+        const std::string options = "init_scale=" + std::to_string(8 << i);
+        expect_ok(cairn_scaler_create(options.c_str(), &scaler));
+        expect_ok(cairn_scaler_update(scaler, 1));
+        double scale = 0;
+        expect_ok(cairn_scaler_scale(scaler, &scale));
+        EXPECT_EQ(scale, 4 << i);
+        expect_ok(cairn_free(scaler));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(CapiHandles, NullIsAnErrorEverywhere) {
   Array<float> w("w", {4}, values_of<float>(4, 1));
   const cairn_tensor weight = w.tensor();
