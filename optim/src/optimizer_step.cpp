@@ -216,6 +216,7 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
     if (gradient == nullptr) continue;
     const ParameterGroup& group = groups_[parameter.group];
     const double scale = std::abs(scales[parameter.group]);
+    temporaries.push_back(*gradient);  // another optimizer's step may lay the arena out anew
     kernels::UpdateEntry entry = entry_of(parameter, *gradient, moments, temporaries);
     if (running) {
       entry.norm = parameter.next_norm =

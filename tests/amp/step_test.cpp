@@ -11,6 +11,7 @@
 #include "cairn/amp/scaled_step.h"
 #include "cairn/core/device.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/schedule.h"
 #include "support.h"
@@ -131,6 +132,35 @@ TEST(Step, OfAmpThatLacksMemoryWritesNothing) {
       train(plenty, [](Amp& precision) { EXPECT_TRUE(precision.step().applied); });
   EXPECT_EQ(train(model, in_little), expected);
   EXPECT_GT(refused, 1);
+}
+
+/// Takes memory between the updates of two optimizers, in blocks like the arena of three weights.
+struct TakesMemory final : core::WorkObserver {
+  void ran(const core::ObservedWork& work) override {
+    if (work.kind != core::ObservedWork::Kind::update) return;
+    for (int k = 0; k < 8; ++k) taken.push_back(Tensor::full({48}, kNaN));
+  }
+  std::vector<Tensor> taken;
+};
+
+// The end of the first update lays their arena out anew: the second's gradients have moved.
+TEST(Step, OfAmpUsesGradientsOfAnArenaThatItLaysOutAnew) {
+  Weight a, b, c;
+  const Tensor other = c.parameters()[0].tensor;
+  const auto arena = optim::GradientArena::attach({{"a", a.w()}, {"b", b.w()}, {"c", other}});
+  optim::FusedSGD first(NamedTensors{{"a", a.w()}, {"c", other}}, {.lr = 1.0});
+  optim::FusedSGD second(b.parameters(), {.lr = 1.0});
+  Amp precision = initialize({&a, &b, &c}, {&first, &second}, {.opt_level = OptLevel::O0});
+  precision.backward(autograd::add(a.loss(0.25), b.loss(0.25)));
+  Tensor(other).set_requires_grad(false);
+  TakesMemory observer;
+  {
+    const core::WorkObservation observed(observer);
+    expect_applied(precision.step());
+  }
+  EXPECT_EQ(observer.taken.size(), 16u);
+  EXPECT_EQ(a.value(), 0.75);
+  EXPECT_EQ(b.value(), 0.75);
 }
 
 TEST(Step, OfAScaledStepThatIsSkippedInVainEndsInACollapse) {
