@@ -8,12 +8,14 @@
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/step.h"
 #include "support/tensors.h"
+#include "support/training.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -173,6 +175,36 @@ TEST(ResumeOrder, AnotherOptLevelTakesTheFullPrecisionValues) {
               std::get<Tensor>(right[i].second).to_vector())
         << left[i].first;
   }
+}
+
+// Not a checkpoint that does not fit: nothing has changed, and the same one is resumed.
+TEST(ResumeMemory, ThatIsRefusedIsOutOfMemoryAndChangesNothing) {
+  const ResumePrecision o2{"O2", amp::OptLevel::O2, DType::bf16};
+  const TemporaryFolder dir;
+  Training saved(o2, 1), resumed(o2, 2);
+  saved.train(1, 2);
+  saved.state().save(dir.string(), 2);
+  resumed.train(1, 1);
+  const auto everything = [](Training& training) {
+    return test::everything(training.model.parameters(), training.optimizer);
+  };
+  const auto before = everything(resumed);
+  const Device device = core::default_device();
+  int refused = 0;
+  for (std::size_t room = 0;; room += 512) {
+    core::set_memory_capacity(device, core::memory_stats(device).current_total + room);
+    try {
+      resumed.state().resume_latest(dir.string());
+      break;
+    } catch (const core::OutOfMemory&) {
+      core::set_memory_capacity(device, SIZE_MAX);
+      ++refused;
+      EXPECT_EQ(everything(resumed), before) << room;
+    }
+  }
+  core::set_memory_capacity(device, SIZE_MAX);
+  EXPECT_GT(refused, 1);
+  EXPECT_EQ(everything(resumed), everything(saved));
 }
 
 TEST(ResumeMismatch, NamesEveryEntryOfAnotherModel) {

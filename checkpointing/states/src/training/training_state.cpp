@@ -406,7 +406,8 @@ ResumeInfo TrainingState::load(Loaded loaded, const ResumeOptions& how) {
       apply(loaded, how, undo, info);
       return "";
     });
-  } catch (...) {  // here or on another rank
+  } catch (...) {          // here or on another rank
+    loaded.contents = {};  // its memory is the old state's
     for (const auto& give_back : undo) give_back();
     throw;
   }
@@ -509,6 +510,12 @@ void TrainingState::apply(const Loaded& loaded, const ResumeOptions& how, Undo& 
     try {
       load_part(part, contents.dict(part.name), before[i], how, info);
       undo.push_back([part, old = std::move(before[i])] { part.stateful->load_state_dict(old); });
+    } catch (const core::OutOfMemory&) {  // the machine's, like the next two: it says nothing of
+      throw;                              // the state
+    } catch (const core::DeviceError&) {
+      throw;
+    } catch (const core::IoError&) {
+      throw;
     } catch (const core::Error& e) {
       problems += core::str("\n  in '", part.name, "': ", e.what());
     }
