@@ -111,6 +111,8 @@ void begin_run(core::RunId run, const core::GradientScale& scale,
   for (const Tensor& tensor : with_their_arenas(leaves)) {
     if (tensor.gradient_slot_or_null() == nullptr) continue;
     core::GradientSlot& slot = tensor.gradient_slot();
+    // A backward within this one has begun: what this one has left, ranks may be reducing.
+    if (slot.state() == core::GradientSlot::State::writing) continue;
     if (slot.must_stash_for(scale)) {
       others.push_back(tensor);
     } else if (slot.belongs_to_next(scale)) {

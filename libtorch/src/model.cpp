@@ -38,6 +38,12 @@ std::vector<Model::Impl::Shared> shared_of(const NamedTensors& ours, const Known
   return all;
 }
 
+/// In place of a gradient that ranks divide: its shape, and no elements. Whoever reads or writes
+/// these gets an error of libtorch's (a write, because they all are one); who drops it is followed.
+torch::Tensor without_elements(const torch::Tensor& like) {
+  return torch::empty({}, like.options().device(torch::kMeta)).expand(like.sizes());
+}
+
 class FlagGuard {
  public:
   explicit FlagGuard(bool& flag) : flag_(flag), before_(std::exchange(flag, true)) {}
@@ -150,7 +156,10 @@ void Model::Impl::place_gradients() {
     const bool in_slot = slot.memory().defined() && (slot.holds_gradient() || broken);
     const bool in_sum = slot.state() == core::GradientSlot::State::empty && slot.has_sum();
     const Tensor shown = in_slot ? slot.memory() : in_sum ? slot.sum() : Tensor();
-    if (!shown.defined()) {
+    const bool divided = broken ? !slot.placed() : (in_slot || in_sum) && slot.holds_part();
+    if (divided) {
+      if (!gradient.defined() || !gradient.is_meta()) gradient = without_elements(parameter.theirs);
+    } else if (!shown.defined()) {
       gradient.reset();
     } else if (!gradient.defined() || gradient.data_ptr() != shown.raw_data()) {
       gradient = to_torch(shown);
@@ -168,9 +177,10 @@ std::vector<SharedWrites::Parameter> Model::Impl::parameters_waiting() const {
     if (slot.state() == core::GradientSlot::State::broken) continue;
     if (slot.holds_gradient()) {
       waiting.push_back({parameter.name, parameter.ours, slot.memory(), slot.scale().factor,
-                         slot.has_sum(), parameter.theirs.grad()._version()});
+                         slot.has_sum(), slot.holds_part(), parameter.theirs.grad()._version()});
     } else if (slot.has_sum()) {
-      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0, false, 0});
+      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0, false, slot.holds_part(),
+                         slot.holds_part() ? parameter.theirs.grad()._version() : 0});
     }
   }
   return waiting;
@@ -181,8 +191,12 @@ void Model::Impl::on_gradient(std::size_t i) {
   torch::Tensor& gradient = parameter.theirs.mutable_grad();
   const FlagGuard knows(sees_gradients);  // of another Model's backward too
   const Tensor slot = land_gradient(parameter.ours, gradient);
-  if (gradient.data_ptr() != slot.raw_data()) gradient = to_torch(slot);
-  parameter.shows_gradient = true;
+  if (!parameter.ours.gradient_slot().placed()) {
+    gradient.reset();  // ranks divide it: nobody keeps the whole beside its bucket
+  } else if (gradient.data_ptr() != slot.raw_data()) {
+    gradient = to_torch(slot);
+  }
+  parameter.shows_gradient = gradient.defined();
 }
 
 Model::Model(torch::nn::Module& module) : impl_(std::make_shared<Impl>(module, nullptr)) {
@@ -200,11 +214,12 @@ Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
 Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
              const parallel::ShardedOptions& options)
     : impl_(std::make_shared<Impl>(module, [&](nn::Module& mirror) {
-        if (options.stage != parallel::ZeroStage::optimizer_states) {
+        if (options.stage == parallel::ZeroStage::parameters) {
           core::fail<core::Unsupported>(
-              "libtorch", "expected ZeroStage::optimizer_states, got stage ",
-              static_cast<int>(options.stage),
-              " (gradients and weights of libtorch's tensors keep their memory)");
+              "libtorch", "expected ZeroStage::optimizer_states or gradients, got parameters ",
+              "(a torch::nn::Module has no hook that could gather weights where they are used; ",
+              "modules of cairn::nn have stage 3; StateOptions::folder and libtorch::checkpoint ",
+              "take less here)");
         }
         return std::make_unique<parallel::ShardedDataParallel>(mirror, group, options);
       })) {

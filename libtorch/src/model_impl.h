@@ -46,7 +46,7 @@ struct Model::Impl final : optim::SharedParameters {
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
   /// Each .grad is its slot's view where that holds a gradient, whole or broken, or the f32 sum of
-  /// an unscaled one; else undefined.
+  /// an unscaled one; a tensor without elements where ranks divide it; else undefined.
   void place_gradients();
   std::vector<SharedWrites::Parameter> parameters_waiting() const;
   /// A parameter's .grad is complete: it moves into its slot, and whoever waits for it is told.

@@ -60,6 +60,10 @@ void SharedWrites::check(const std::vector<Parameter>& waiting) const {
                 "part alone, got one that was written ",
                 "(precision.unscale(optimizer) before clip_grad_norm_ and other edits makes .grad ",
                 "the whole; zero_grad() drops it)");
+    CAIRN_CHECK(same || !parameter.divided, "libtorch", "expected the gradient of '",
+                parameter.name, "' as its backward left it, of which this rank has a part, got ",
+                ".grad written, which has no elements ",
+                "(step({.max_gradient_norm = ...}) clips; zero_grad() drops it)");
     const bool may_differ = parameter.factor == 1.0 || is_zero(parameter.gradient, now[i].gradient);
     CAIRN_CHECK(same || may_differ, "libtorch", "expected the gradient of '", parameter.name,
                 "' as its backward left it, ", "multiplied by the loss scale ", parameter.factor,

@@ -24,6 +24,7 @@ class SharedWrites {
     Tensor gradient;
     double factor = 1.0;       // by which it is multiplied
     bool in_parts = false;     // another one lies in a sum that .grad does not show
+    bool divided = false;      // it is this rank's part of it, and .grad has no elements
     std::int64_t version = 0;  // libtorch's, of the gradient
   };
 
@@ -32,7 +33,8 @@ class SharedWrites {
   /// A step is over: what it has left may be written.
   void forget() { known_.clear(); }
   /// Throws InvalidArgument, naming it, for a weight that was written since, for a gradient that is
-  /// multiplied by a loss scale (unless it was set to zero), and for one in parts.
+  /// multiplied by a loss scale (unless it was set to zero), for one in parts, and for one that
+  /// ranks divide.
   void check(const std::vector<Parameter>& waiting) const;
 
  private:

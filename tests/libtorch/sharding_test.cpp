@@ -1,5 +1,5 @@
-// Optimizer states that libtorch's modules divide among ranks: the bits of data parallel training,
-// half the memory, and states that either way of training resumes.
+// Optimizer states and gradients of libtorch's modules that ranks divide: the bits of data parallel
+// training, half the memory, and states that any form of training resumes.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -18,6 +18,12 @@ namespace {
 using parallel::ZeroStage;
 using ::testing::HasSubstr;
 
+/// Each gradient is a bucket, which leaves in the midst of libtorch's backward.
+parallel::ShardedOptions divided(ZeroStage stage) {
+  return {.stage = stage, .distributed = {.first_bucket_bytes = 1, .bucket_bytes = 1}};
+}
+const parallel::ShardedOptions kGradients = divided(ZeroStage::gradients);
+
 /// Ranks are threads, and libtorch's generator is one for all of them.
 torch::Tensor waves(torch::IntArrayRef shape, double frequency) {
   return torch::sin(torch::arange(c10::multiply_integers(shape)) * frequency).reshape(shape);
@@ -30,8 +36,12 @@ struct WideNetImpl : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     for (auto& weight : parameters()) weight.copy_(waves(weight.sizes(), 0.7) * 0.2);
   }
-  torch::Tensor forward(torch::Tensor x) { return fc2->forward(torch::tanh(fc1->forward(x))); }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::tanh(fc1->forward(x));
+    return skips ? x : fc2->forward(x);
+  }
   torch::nn::Linear fc1, fc2;
+  bool skips = false;
 };
 TORCH_MODULE(WideNet);
 
@@ -48,10 +58,13 @@ class Trainer {
         rank_(group.rank()) {}
 
   optim::StepResult step(std::int64_t number, double factor = 1.0) {
+    backward(number, factor);
+    return precision.step();
+  }
+  void backward(std::int64_t number, double factor = 1.0) {
     const auto x = waves({4, 64}, 0.3 + static_cast<double>(3 * number + rank_));
     const auto y = model.run([&](const torch::Tensor& in) { return net->forward(in); }, x);
     precision.backward((y * y).mean() * factor);
-    return precision.step();
   }
   std::vector<torch::Tensor> weights() const {
     std::vector<torch::Tensor> all;
@@ -80,26 +93,84 @@ std::vector<std::int64_t> versions_of(const torch::nn::Module& net) {
   return all;
 }
 
+const auto kStages = {ZeroStage::optimizer_states, ZeroStage::gradients};
+
 TEST(LibtorchSharding, HasTheBitsOfDataParallelTraining) {
-  for (const auto level : {amp::OptLevel::O0, amp::OptLevel::O2}) {
+  for (const auto level : {amp::OptLevel::O0, amp::OptLevel::O1, amp::OptLevel::O2}) {
+    for (const ZeroStage stage : kStages) {
+      run_threads(3, [&](parallel::ProcessGroup& group) {
+        Trainer sharded(group, level, divided(stage)),
+            plain(group, level, parallel::DistributedOptions{});
+        for (int i = 0; i < 6; ++i) {
+          const double factor = i == 3 && group.rank() == 1 ? INFINITY : 1.0;
+          const std::vector<std::int64_t> before = versions_of(*sharded.net);
+          const optim::StepResult got = sharded.step(i, factor), expected = plain.step(i, factor);
+          ASSERT_EQ(got.applied, expected.applied);
+          ASSERT_EQ(got.applied, i != 3);
+          ASSERT_EQ(got.reason, expected.reason);
+          expect_same_bits(sharded, plain);
+          // What autograd has saved is stale.
+          const std::vector<std::int64_t> after = versions_of(*sharded.net);
+          for (std::size_t k = 0; k < before.size(); ++k)
+            EXPECT_EQ(after[k] > before[k], got.applied) << k;
+        }
+      });
+    }
+  }
+}
+
+// Two micro-batches: each reduces, or the last one does; clipped.
+TEST(LibtorchSharding, OfGradientsAddsUpAsDataParallelTraining) {
+  for (const bool no_sync : {false, true}) {
     run_threads(3, [&](parallel::ProcessGroup& group) {
-      Trainer sharded(group, level, parallel::ShardedOptions{}),
-          plain(group, level, parallel::DistributedOptions{});
-      for (int i = 0; i < 6; ++i) {
-        const double factor = i == 3 && group.rank() == 1 ? INFINITY : 1.0;
-        const std::vector<std::int64_t> before = versions_of(*sharded.net);
-        const optim::StepResult got = sharded.step(i, factor), expected = plain.step(i, factor);
-        ASSERT_EQ(got.applied, expected.applied);
-        ASSERT_EQ(got.applied, i != 3);
-        ASSERT_EQ(got.reason, expected.reason);
+      Trainer sharded(group, amp::OptLevel::O2, kGradients),
+          plain(group, amp::OptLevel::O2, parallel::DistributedOptions{});
+      for (int i = 0; i < 4; ++i) {
+        for (Trainer* one : {&sharded, &plain}) {
+          {
+            const auto guard = one->model.no_sync(no_sync);
+            one->backward(2 * i);
+          }
+          if (!no_sync && one == &plain) (void)one->optimizer.stash();
+          one->backward(2 * i + 1);
+          if (i == 2) one->precision.unscale(one->optimizer);
+        }
+        const optim::StepOptions options{.max_gradient_norm = 1e-3};
+        const optim::StepResult got = sharded.precision.step(options),
+                                expected = plain.precision.step(options);
+        ASSERT_TRUE(got.applied);
+        EXPECT_EQ(got.gradient_norm, expected.gradient_norm);
+        EXPECT_LT(got.clip_coefficient, 1.0);
         expect_same_bits(sharded, plain);
-        // What autograd has saved is stale.
-        const std::vector<std::int64_t> after = versions_of(*sharded.net);
-        for (std::size_t k = 0; k < before.size(); ++k)
-          EXPECT_EQ(after[k] > before[k], got.applied) << k;
       }
     });
   }
+}
+
+// Ranks whose losses reach other layers, and such that have run out of batches.
+TEST(LibtorchSharding, OfGradientsFollowsUnevenRanks) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    const parallel::DistributedOptions options{.find_unused_parameters = true};
+    parallel::ShardedOptions gradients = kGradients;
+    gradients.distributed.find_unused_parameters = true;
+    Trainer sharded(group, amp::OptLevel::O0, gradients), plain(group, amp::OptLevel::O0, options);
+    for (int i = 0; i < 4; ++i) {
+      for (Trainer* one : {&sharded, &plain}) {
+        one->net->skips = (i + group.rank()) % 2 == 0;
+        EXPECT_TRUE(one->step(i).applied);
+      }
+      expect_same_bits(sharded, plain);
+    }
+    for (Trainer* one : {&sharded, &plain}) {
+      auto join = one->model.ddp()->join();
+      for (int batch = 0; batch < 1 + group.rank(); ++batch) EXPECT_TRUE(one->step(batch).applied);
+      while (join.other_ranks_have_batches()) {
+        one->precision.backward(join.zero());
+        EXPECT_TRUE(one->precision.step().applied);
+      }
+    }
+    expect_same_bits(sharded, plain);
+  });
 }
 
 TEST(LibtorchSharding, KeepsAPartOfTheStates) {
@@ -115,24 +186,98 @@ TEST(LibtorchSharding, KeepsAPartOfTheStates) {
   });
 }
 
-TEST(LibtorchSharding, ResumesEitherWay) {
-  const auto folder = std::filesystem::temp_directory_path() /
-                      core::str("cairn-libtorch-sharding-", getuid(), "-", getpid());
-  std::filesystem::remove_all(folder);
-  run_threads(2, [&](parallel::ProcessGroup& group) {
-    Trainer first(group, amp::OptLevel::O2, parallel::ShardedOptions{});
-    for (int i = 0; i < 3; ++i) (void)first.step(i);
-    first.state.save(folder.string(), 3);
-    Trainer sharded(group, amp::OptLevel::O2, parallel::ShardedOptions{}),
-        plain(group, amp::OptLevel::O2, parallel::DistributedOptions{});
-    ASSERT_TRUE(sharded.state.resume_latest(folder.string()));
-    ASSERT_TRUE(plain.state.resume_latest(folder.string()));
-    for (int i = 3; i < 6; ++i) {
-      for (Trainer* one : {&first, &sharded, &plain}) EXPECT_TRUE(one->step(i).applied);
-      expect_same_bits(sharded, first);
-      expect_same_bits(plain, first);
+// 2 n / N bytes after a backward; in it the gradients of a bucket beside them, never all.
+TEST(LibtorchSharding, OfGradientsKeepsAPartOfThem) {
+  run_ranks(2, [](parallel::ProcessGroup& group) {
+    constexpr std::int64_t kLayers = 8, kWidth = 200;
+    torch::nn::Sequential net;
+    for (int i = 0; i < kLayers; ++i)
+      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    libtorch::Model model(*net, group, kGradients);
+    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
+    auto precision = libtorch::initialize(
+        model, optimizer,
+        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = model.world()});
+    constexpr std::size_t kLayer = 2 * kWidth * kWidth, kUneven = 2 * 1024 * kLayers;
+    const auto gradients = [] {
+      return core::memory_stats({}).of(core::MemoryCategory::gradients);
+    };
+    for (int step = 0; step < 3; ++step) {
+      core::reset_peak_memory({});
+      precision.backward(model.run(net, waves({4, kWidth}, 0.3)).square().mean());
+      EXPECT_NEAR(gradients(), kLayers * kLayer / 2, kUneven);
+      const std::size_t peak = core::memory_stats({}).peak_of(core::MemoryCategory::gradients);
+      EXPECT_LE(peak, kLayers * kLayer / 2 + 3 * kLayer + kUneven);
+      for (const auto& weight : net->parameters()) {
+        EXPECT_TRUE(weight.grad().is_meta());
+        EXPECT_EQ(weight.grad().sizes(), weight.sizes());
+      }
+      const optim::StepResult stepped = precision.step();
+      EXPECT_TRUE(stepped.applied) << stepped.reason;
+      EXPECT_EQ(gradients(), 0U);
+      for (const auto& weight : net->parameters()) EXPECT_FALSE(weight.grad().defined());
     }
   });
+}
+
+// No rank has all of a gradient: who would read or write it hears so, and who drops it is followed.
+TEST(LibtorchSharding, OfGradientsHasNoneToEdit) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    Trainer sharded(group, amp::OptLevel::O2, kGradients),
+        plain(group, amp::OptLevel::O2, parallel::DistributedOptions{});
+    sharded.backward(7);
+    const auto weights = sharded.net->parameters();
+    EXPECT_THROW((void)torch::nn::utils::clip_grad_norm_(weights, 0.1), c10::Error);
+    EXPECT_THROW(torch::nn::utils::clip_grad_value_(weights, 0.1), c10::Error);
+    EXPECT_THROW((void)weights[0].grad().norm().item<float>(), c10::Error);
+    EXPECT_THROW(weights[0].grad().mul_(0.5), c10::Error);
+    sharded.net->zero_grad(/*set_to_none=*/false);
+    EXPECT_THAT(message_of<core::InvalidArgument>([&] { (void)sharded.precision.step(); }),
+                HasSubstr("of which this rank has a part, got .grad written"));
+    sharded.net->zero_grad();
+    for (Trainer* one : {&sharded, &plain}) EXPECT_TRUE(one->step(1).applied);
+    expect_same_bits(sharded, plain);
+  });
+}
+
+// Of another stage, and another number of ranks.
+TEST(LibtorchSharding, ResumesInAnyForm) {
+  const auto folder = std::filesystem::temp_directory_path() /
+                      core::str("cairn-libtorch-sharding-", getuid(), "-", getpid());
+  for (const ZeroStage stage : kStages) {
+    std::filesystem::remove_all(folder);
+    std::vector<torch::Tensor> saved;  // weights, by rank 0
+    run_threads(2, [&](parallel::ProcessGroup& group) {
+      Trainer first(group, amp::OptLevel::O2, parallel::ShardedOptions{.stage = stage});
+      for (int i = 0; i < 3; ++i) (void)first.step(i);
+      first.state.save(folder.string(), 3);
+      if (group.rank() == 0) saved = first.weights();
+      Trainer states(group, amp::OptLevel::O2, parallel::ShardedOptions{}),
+          gradients(group, amp::OptLevel::O2, kGradients),
+          plain(group, amp::OptLevel::O2, parallel::DistributedOptions{});
+      for (Trainer* one : {&states, &gradients, &plain})
+        ASSERT_TRUE(one->state.resume_latest(folder.string()));
+      for (int i = 3; i < 6; ++i) {
+        for (Trainer* one : {&first, &states, &gradients, &plain})
+          EXPECT_TRUE(one->step(i).applied);
+        for (Trainer* one : {&states, &gradients, &plain}) expect_same_bits(*one, first);
+      }
+    });
+    run_threads(3, [&](parallel::ProcessGroup& group) {
+      Trainer sharded(group, amp::OptLevel::O2, parallel::ShardedOptions{.stage = stage}),
+          plain(group, amp::OptLevel::O2, parallel::DistributedOptions{});
+      for (Trainer* one : {&sharded, &plain}) {
+        ASSERT_TRUE(one->state.resume_latest(folder.string()));
+        const auto weights = one->weights();
+        for (std::size_t i = 0; i < saved.size(); ++i)
+          EXPECT_TRUE(torch::equal(weights[i], saved[i])) << i;
+      }
+      for (int i = 3; i < 5; ++i) {
+        for (Trainer* one : {&sharded, &plain}) EXPECT_TRUE(one->step(i).applied);
+        expect_same_bits(sharded, plain);
+      }
+    });
+  }
   std::filesystem::remove_all(folder);
 }
 
@@ -145,15 +290,14 @@ TEST(LibtorchSharding, OfLibtorchsOptimizersIsUnsupported) {
       HasSubstr("expected one of Cairn's optimizers"));
 }
 
-TEST(LibtorchSharding, OfMemoryThatLibtorchKeepsIsUnsupported) {
+TEST(LibtorchSharding, OfWeightsIsUnsupported) {
   WideNet net;
-  for (const auto stage : {ZeroStage::gradients, ZeroStage::parameters}) {
-    EXPECT_THAT(message_of<core::Unsupported>([&] {
-                  const libtorch::Model model(*net, parallel::ProcessGroup::single(),
-                                              parallel::ShardedOptions{.stage = stage});
-                }),
-                HasSubstr("expected ZeroStage::optimizer_states"));
-  }
+  EXPECT_THAT(message_of<core::Unsupported>([&] {
+                const libtorch::Model model(
+                    *net, parallel::ProcessGroup::single(),
+                    parallel::ShardedOptions{.stage = ZeroStage::parameters});
+              }),
+              HasSubstr("expected ZeroStage::optimizer_states or gradients, got parameters"));
 }
 
 }  // namespace

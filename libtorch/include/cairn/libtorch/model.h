@@ -51,8 +51,10 @@ class Model : public core::Stateful {
   /// does; every rank starts with rank 0's values. Batch norms: SyncBatchNorm.
   Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
         const parallel::DistributedOptions& options = {});
-  /// The same, with optimizer states and f32 masters divided among the ranks (ZeRO, stage 1).
-  /// Throws Unsupported for the other stages: libtorch's tensors keep their memory.
+  /// The same, with optimizer states and f32 masters divided among the ranks (ZeRO, stage 1), or
+  /// gradients too (stage 2): a .grad that has been reduced is a tensor of the meta device then,
+  /// which says that there is one and has no elements. Throws Unsupported for stage 3: nothing
+  /// would gather a weight where the module uses it.
   Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
         const parallel::ShardedOptions& options);
   ~Model() override;
