@@ -193,6 +193,34 @@ StatusTotals status_totals() {
   return {now->collectives.load(), now->waited.load()};
 }
 
+void count_profilers(int change) {
+  if (StatusPage* const now = page.load(std::memory_order_acquire)) now->profilers += change;
+}
+
+std::optional<ProfileRequest> take_profile_request() {
+  static std::atomic<std::uint64_t> taken = 0;
+  const StatusPage* const now = page.load(std::memory_order_acquire);
+  if (now == nullptr) return std::nullopt;
+  const StatusPage::ProfileRequest& asked = now->profile;
+  const std::uint64_t number = asked.number;
+  std::uint64_t before = taken.load(std::memory_order_relaxed);
+  if (number == 0 || number == before) return std::nullopt;
+  const ProfileRequest request{number, asked.first, asked.last, asked.joining_rank, asked.ranks};
+  if (asked.number != number) return std::nullopt;  // another is being written
+  if (!taken.compare_exchange_strong(before, number)) return std::nullopt;
+  return request;
+}
+
+void answer_profile_request(std::uint64_t number, bool refused, std::string_view text) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  StatusPage* const now = page.load(std::memory_order_acquire);
+  if (now == nullptr) return;
+  now->profile_answer.set(text, steady_time());
+  now->profile_refused = refused;
+  now->profile_answered = number;
+}
+
 double waited_for_ranks() {
   return waited_in_all;
 }

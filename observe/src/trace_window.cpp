@@ -21,12 +21,16 @@ bool is_operation(core::ObservedWork::Kind kind) {
 }  // namespace
 
 TraceWindow::TraceWindow(Writer& writer, const RunOptions& options)
-    : writer_(writer), world_(options.world), device_(options.device) {}
+    : writer_(writer),
+      world_(options.world),
+      device_(options.device),
+      asked_profile_(options.world, writer.folder(), writer.failures_) {}
 
 void TraceWindow::ask(std::int64_t last_told, ProfiledSteps steps) {
   CAIRN_CHECK(last_told < steps.first && steps.first <= steps.last, "observe",
               "expected steps to profile after step ", last_told, ", the first one first, got ",
               steps.first, " to ", steps.last);
+  end_request();
   {
     const std::lock_guard lock(mutex_);
     CAIRN_CHECK(state_ == State::none || state_ == State::asked, "observe",
@@ -34,9 +38,37 @@ void TraceWindow::ask(std::int64_t last_told, ProfiledSteps steps) {
                 " while steps ", steps_.first, " to ", steps_.last, " are profiled");
     state_ = State::asked;
     steps_ = steps;
+    request_.reset();
   }
   asked_.store(true, std::memory_order_release);
-  stepped(last_told);
+  begin_or_end(last_told);
+}
+
+void TraceWindow::take(const core::ProfileRequest& request, std::int64_t last_told) {
+  const auto refuse = [&](const std::string& why) {
+    core::answer_profile_request(request.number, /*refused=*/true, why);
+  };
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::none) return refuse(text_of(steps_) + " are to be profiled already");
+  if (request.last <= last_told) return refuse(core::str("step ", last_told, " has ended"));
+  state_ = State::asked;
+  steps_ = {std::max(request.first, last_told + 1), request.last};
+  request_ = request;
+  asked_.store(true, std::memory_order_release);
+}
+
+// The program profiles: what another process asked for ends here.
+void TraceWindow::end_request() {
+  std::unique_lock lock(mutex_);
+  if (!request_) return;
+  if (state_ == State::asked) {
+    core::answer_profile_request(request_->number, /*refused=*/true, "the program profiles itself");
+    state_ = State::none;
+  }
+  if (state_ != State::open) return;
+  state_ = State::ending;
+  lock.unlock();
+  finish();
 }
 
 // Work is shown in the thread that did it, and told in that thread's ring.
@@ -56,12 +88,12 @@ void TraceWindow::ran(const core::ObservedWork& work) {
 
 void TraceWindow::begin_or_end(std::int64_t step) {
   std::unique_lock lock(mutex_);
-  const ProfiledSteps steps = steps_;
-  const bool begins = state_ == State::asked && step >= steps.first - 1;
-  const bool ends = state_ == State::open && step >= steps.last;
+  const bool begins = state_ == State::asked && step >= steps_.first - 1;
+  const bool ends = state_ == State::open && step >= steps_.last;
+  if (ends) state_ = State::ending;
   lock.unlock();
   if (begins) begin();
-  if (ends) join(steps, end());
+  if (ends) finish();
 }
 
 void TraceWindow::begin() {
@@ -83,6 +115,17 @@ TracePart TraceWindow::part_so_far() {
           .marks = {},
           .host = host_name(),
           .messages = std::exchange(messages_, {})};
+}
+
+void TraceWindow::finish() {
+  std::unique_lock lock(mutex_);
+  const auto request = std::exchange(request_, std::nullopt);
+  const ProfiledSteps steps = steps_;
+  lock.unlock();
+  TracePart own = end();
+  if (!request) return join(steps, std::move(own));
+  lock.lock();
+  handed_in_ = {*request, steps, std::move(own)};
 }
 
 // Whatever was told by now is in the part.
@@ -126,6 +169,7 @@ bool TraceWindow::wanted() {
 void TraceWindow::turn(bool wanted, bool last) {
   std::vector<std::string> joined;
   std::optional<TracePart> alone;
+  std::optional<AskedProfile::HandedIn> asked;
   {
     const std::lock_guard lock(mutex_);
     if (wanted || (last && state_ == State::draining)) {
@@ -135,7 +179,12 @@ void TraceWindow::turn(bool wanted, bool last) {
     }
     joined = std::exchange(joined_, {});
     if (last && state_ == State::open) alone = part_so_far();
+    asked = std::exchange(handed_in_, std::nullopt);
+    if (alone && request_) asked = {*request_, steps_, *std::exchange(alone, std::nullopt)};
   }
+  if (asked) asked_profile_.begin(std::move(*asked));
+  asked_profile_.turn(last);
+  if (!joined.empty()) asked_profile_.join();  // whose file stands ahead of the next
   std::vector<TracePart> parts;
   parts.reserve(joined.size());
   for (const std::string& part : joined) parts.push_back(decode(part));

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "asked_profile.h"
+#include "cairn/core/status.h"
 #include "cairn/core/work_observer.h"
 #include "cairn/observe/run.h"
 #include "trace.h"
@@ -27,8 +29,9 @@ class TraceWindow final : private core::WorkObserver {
 
   /// Run::profile. Throws InvalidArgument.
   void ask(std::int64_t last_told, ProfiledSteps steps);
-  /// This step was told last. A collective where it is the last one profiled.
+  /// This step was told last. A collective where it is the last one that the program profiles.
   void stepped(std::int64_t step) {
+    if (const auto request = core::take_profile_request()) take(*request, step);
     if (asked_.load(std::memory_order_acquire)) begin_or_end(step);
   }
   /// Nothing is observed any more: the run ends.
@@ -46,11 +49,15 @@ class TraceWindow final : private core::WorkObserver {
   void turn(bool wanted, bool last);
 
  private:
-  enum class State : std::uint8_t { none, asked, open, draining, drained };
+  enum class State : std::uint8_t { none, asked, open, ending, draining, drained };
 
   void ran(const core::ObservedWork& work) override;
+  /// What another process asks for stands behind what the program does.
+  void take(const core::ProfileRequest& request, std::int64_t last_told);
+  void end_request();
   void begin_or_end(std::int64_t step);
   void begin();
+  void finish();
   TracePart end();
   void join(ProfiledSteps steps, TracePart own);
   TracePart part_so_far();  // needs mutex_
@@ -70,6 +77,9 @@ class TraceWindow final : private core::WorkObserver {
   std::uint64_t dropped_ = 0, left_out_ = 0;  // by the rings so far; where messages_ was full
   std::string messages_;                      // by the writer's thread alone while state_ is open
   std::vector<std::string> joined_;           // parts by rank, to be written
+  std::optional<core::ProfileRequest> request_;      // of the steps; none: the program's
+  std::optional<AskedProfile::HandedIn> handed_in_;  // to be written
+  AskedProfile asked_profile_;                       // by the writer's thread
 
   std::optional<core::WorkObservation> observation_;  // ends first
 };

@@ -195,6 +195,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
   if (!options_.serve.empty()) serve();
   thread_ = std::thread([this] { run(); });
   LiveRuns::instance().add(*this);
+  core::count_profilers(1);
 }
 
 Writer::~Writer() {
@@ -212,6 +213,7 @@ void Writer::end() {
   }
   wake_.notify_one();
   thread_.join();
+  core::count_profilers(-1);
   recorder_.end();
 }
 

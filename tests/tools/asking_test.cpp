@@ -1,4 +1,5 @@
-// cairn-run status, top and stacks, of real ranks: they hang, are stopped, belong to others.
+// cairn-run status, top and stacks, of real ranks: they hang, are stopped, belong to others, who
+// are refused a profile too.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -238,7 +239,7 @@ TEST(Asking, AnotherUserIsRefused) {
     const std::string copy = "/tmp/cairn_asking_copy_" + parent();
     std::filesystem::copy_file(CAIRN_RUN_PROGRAM, copy);
     std::filesystem::permissions(copy, std::filesystem::perms(0755));
-    for (const char* question : {"status", "stacks", "top --once"}) {
+    for (const char* question : {"status", "stacks", "top --once", "profile"}) {
       const ShellResult result = shell("setpriv --reuid 65534 --regid 65534 --clear-groups " +
                                        copy + " " + question + " " + std::to_string(hung));
       EXPECT_EQ(result.status, 1) << result.err;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <ctime>
@@ -20,10 +21,6 @@ namespace {
 constexpr const char* kJob =
     "Process id of cairn-run, of a rank or of any process above ranks; or ADDRESS:PORT where the "
     "ranks meet. Default: this user's";
-
-void print(const std::string& text) {
-  write_all(STDOUT_FILENO, text);
-}
 
 JobStatus one_job(const std::string& name) {
   std::vector<JobStatus> jobs = find_jobs(name);
@@ -108,20 +105,30 @@ int top(const std::string& name, bool once) {
 
 }  // namespace
 
+void print(const std::string& text) {
+  write_all(STDOUT_FILENO, text);
+}
+
 std::optional<int> ask(int argc, char** argv) {
   const std::string_view question = argc > 1 ? argv[1] : "";
-  if (question != "status" && question != "top" && question != "stacks") return std::nullopt;
+  constexpr std::string_view kQuestions[] = {"status", "top", "stacks", "profile"};
+  if (std::find(std::begin(kQuestions), std::end(kQuestions), question) == std::end(kQuestions))
+    return std::nullopt;
   CLI::App app{"Asks a job that runs.", "cairn-run"};
   app.require_subcommand(1);
-  std::string job;
+  std::string job, steps = "3";
   bool json = false, once = false;
   CLI::App& of_status = *app.add_subcommand(
       "status", "Each rank's step, what it is in and since when, its time and memory");
   CLI::App& of_top = *app.add_subcommand("top", "The same each second, with the loss's curve");
   CLI::App& of_stacks = *app.add_subcommand("stacks", "Where each thread of each rank stands");
-  for (CLI::App* one : {&of_status, &of_top, &of_stacks}) one->add_option("JOB", job, kJob);
+  CLI::App& of_profile = *app.add_subcommand(
+      "profile", "Has each rank's run trace some steps, as --profile does from the start");
+  for (CLI::App* one : {&of_status, &of_top, &of_stacks, &of_profile})
+    one->add_option("JOB", job, kJob);
   of_status.add_flag("--json", json, "As JSON, for scripts");
   of_top.add_flag("--once", once, "One picture, and the end");
+  of_profile.add_option("--steps", steps, "The next N, or FIRST:LAST (default 3)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -132,6 +139,7 @@ std::optional<int> ask(int argc, char** argv) {
   }
   if (of_status) return status(job, json);
   if (of_top) return top(job, once);
+  if (of_profile) return profile(one_job(job), steps);
   print(stacks_of(one_job(job)));
   return 0;
 }

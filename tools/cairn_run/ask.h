@@ -1,4 +1,4 @@
-// Asking jobs that run: cairn-run status, top and stacks.
+// Asking jobs that run: cairn-run status, top, stacks and profile.
 #pragma once
 
 #include <optional>
@@ -21,5 +21,12 @@ std::string picture_of(const JobStatus& job, std::size_t width);
 
 /// Where the threads of the job's ranks stand.
 std::string stacks_of(const JobStatus& job);
+
+/// Asks the ranks' runs for a profile of these steps, "N" next ones or "A:B", says so and waits for
+/// it; the exit status. Throws UsageError, and NoSuchJob where no rank takes requests.
+int profile(const JobStatus& job, const std::string& steps);
+
+/// Onto standard output, at once.
+void print(const std::string& text);
 
 }  // namespace cairn::run

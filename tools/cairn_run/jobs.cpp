@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pwd.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,30 +42,36 @@ bool may_ask(uid_t owner) {
   return geteuid() == 0 || owner == geteuid();
 }
 
-/// Null where the file is no page of this process: a child has its parent's open.
-std::shared_ptr<const StatusPage> map_page(const std::string& path, pid_t pid) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+/// Null where the file is no page of this process: a child has its parent's open. A page that is
+/// written is locked.
+std::shared_ptr<StatusPage> map_page(const std::string& path, pid_t pid, bool writes) {
+  const int file = open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (file < 0) return nullptr;
   struct stat status {};
   const bool whole = fstat(file, &status) == 0 && status.st_size == sizeof(StatusPage);
+  const int access = writes ? PROT_READ | PROT_WRITE : PROT_READ;
   void* const memory =
-      whole ? mmap(nullptr, sizeof(StatusPage), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
-  close(file);
+      whole ? mmap(nullptr, sizeof(StatusPage), access, MAP_SHARED, file, 0) : MAP_FAILED;
+  const bool locked = writes && memory != MAP_FAILED && flock(file, LOCK_EX | LOCK_NB) == 0;
+  if (!locked) close(file);
   if (memory == MAP_FAILED) return nullptr;
-  std::shared_ptr<const StatusPage> page(
-      static_cast<const StatusPage*>(memory), [](const StatusPage* mapped) {
-        munmap(const_cast<StatusPage*>(mapped), sizeof(StatusPage));
-      });
-  return page->magic.load() == StatusPage::kMagic && page->process == pid ? page : nullptr;
+  std::shared_ptr<StatusPage> page(static_cast<StatusPage*>(memory), [=](StatusPage* mapped) {
+    munmap(mapped, sizeof(StatusPage));
+    if (locked) close(file);
+  });
+  if (page->magic.load() != StatusPage::kMagic || page->process != pid) return nullptr;
+  if (writes && !locked)
+    throw NoSuchJob("another process asks process " + std::to_string(pid) + " for a profile");
+  return page;
 }
 
-std::shared_ptr<const StatusPage> page_of(pid_t pid) {
+std::shared_ptr<StatusPage> page_of(pid_t pid, bool writes = false) {
   const std::string name = std::string("/memfd:") + StatusPage::kName + " (deleted)";
   const fs::path files = fs::path(folder_of(pid)) / "fd";
   for (const std::string& file : names_in(files)) {
     std::error_code gone;
     if (fs::read_symlink(files / file, gone) != name) continue;
-    if (auto page = map_page(files / file, pid)) return page;
+    if (auto page = map_page(files / file, pid, writes)) return page;
   }
   return nullptr;
 }
@@ -169,6 +176,10 @@ std::string printable(std::string text) {
     if (c1) text[i - 1] = '?';
   }
   return text;
+}
+
+std::shared_ptr<StatusPage> hold_page(const RankStatus& rank) {
+  return page_of(rank.pid, /*writes=*/true);
 }
 
 ProcessState process_state(const std::string& folder) {

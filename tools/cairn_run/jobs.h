@@ -55,6 +55,10 @@ class NoSuchJob : public std::runtime_error {
 /// the address and port where they meet; "": all of this user. Throws NoSuchJob.
 std::vector<JobStatus> find_jobs(const std::string& job);
 
+/// A rank's page to write requests into, held by this process alone until the pointer goes. Null:
+/// the rank has ended. Throws NoSuchJob where another process holds it.
+std::shared_ptr<core::StatusPage> hold_page(const RankStatus& rank);
+
 /// Of /proc/PID/stat, or of a thread's: "?" where it is gone.
 struct ProcessState {
   std::string name;

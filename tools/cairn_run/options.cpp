@@ -38,6 +38,7 @@ constexpr const char* kExamples =
     "  cairn-run status [JOB]            each rank's step, what it is in and since when\n"
     "  cairn-run top [JOB]               the same each second, with the loss's curve\n"
     "  cairn-run stacks [JOB]            where each thread of each rank stands\n"
+    "  cairn-run profile [JOB]           a trace of the next steps, into the run's folder\n"
     "A program that is called so itself: cairn-run ./status\n";
 
 /// What cairn-run sets itself.

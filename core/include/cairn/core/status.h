@@ -1,6 +1,6 @@
-// What a process tells of itself while it runs, for `cairn-run status`, `top` and `stacks`
-// (docs/parallel.md): who it is, its step, and what its threads are in. Process groups and
-// observe::Run tell it; a trainer without them may:
+// What a process tells of itself while it runs, for `cairn-run status`, `top`, `stacks` and
+// `profile` (docs/parallel.md): who it is, its step, and what its threads are in. Process groups
+// and observe::Run tell it; a trainer without them may:
 //
 //   core::tell_job("", 0, 1);
 //   core::tell_step(step, loss.item());
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace cairn::core {
@@ -36,6 +37,19 @@ struct StatusTotals {
   double waited = 0;  // seconds in them, or waiting for their end
 };
 StatusTotals status_totals();
+
+/// Steps that `cairn-run profile` asks for, of the ranks of this machine.
+struct ProfileRequest {
+  std::uint64_t number = 0;  // steady_clock's nanoseconds when it was asked
+  std::int64_t first = 0, last = 0;
+  int joining_rank = 0, ranks = 1;  // who makes one file of what so many have
+};
+/// What takes requests begins (1) or ends (-1): an observe::Run.
+void count_profilers(int change);
+/// A request that nobody in the process has taken yet. Takes no lock.
+std::optional<ProfileRequest> take_profile_request();
+/// Where the profile lies or, if `refused`, why there is none. Any thread may call.
+void answer_profile_request(std::uint64_t number, bool refused, std::string_view text);
 
 /// Seconds that the calling thread has waited for other ranks (WaitMark) since it began.
 double waited_for_ranks();

@@ -16,7 +16,7 @@ namespace cairn::core {
 
 struct StatusPage {
   static constexpr char kName[] = "cairn-status";                 // the file's
-  static constexpr std::uint64_t kMagic = 0x0131'7375'7461'7473;  // and the layout's version
+  static constexpr std::uint64_t kMagic = 0x0132'7375'7461'7473;  // and the layout's version
   static constexpr std::size_t kThreads = 32, kLosses = 256, kText = 184;
   static constexpr std::size_t kStacks = 64, kDepth = 62;
 
@@ -81,6 +81,14 @@ struct StatusPage {
     std::array<std::uint64_t, kDepth> frames;  // the first is where it was, the others return there
   };
 
+  /// Steps that another process asks for, to be profiled; whoever writes it holds the file's lock
+  /// (flock). `number` is 0 while the rest is written.
+  struct ProfileRequest {
+    std::atomic<std::uint64_t> number;  // steady_clock's nanoseconds when it was asked
+    std::atomic<std::int64_t> first, last;
+    std::atomic<std::int32_t> joining_rank, ranks;  // who joins what so many have
+  };
+
   std::atomic<std::uint64_t> magic;
   std::int32_t process;
   std::int32_t signal;  // SIGURG: asks a thread for its stack; 0: the program handles it itself
@@ -98,6 +106,11 @@ struct StatusPage {
   std::array<Thread, kThreads> threads;
   std::atomic<std::uint64_t> stacks_begun;
   std::array<Stack, kStacks> stacks;
+  std::atomic<std::int32_t> profilers;  // of the process, which take requests
+  ProfileRequest profile;
+  Text profile_answer;                          // where it lies, or why there is none
+  std::atomic<bool> profile_refused;            // the latter
+  std::atomic<std::uint64_t> profile_answered;  // the number of the request; written last
 };
 static_assert(std::atomic<double>::is_always_lock_free);
 

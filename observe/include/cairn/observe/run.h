@@ -150,7 +150,8 @@ class Run {
   /// within step(last_step) the ranks compare their clocks and join what each has, in collectives
   /// over RunOptions::world. A trace stands in place of the one before; where 64 MiB of all ranks
   /// are full, its end is missing, and it says how much. A run that ends before `last_step` leaves
-  /// what each rank has, in its own folder. Any thread may call. Throws InvalidArgument unless
+  /// what each rank has, in its own folder. Any thread may call. `cairn-run profile` asks for the
+  /// same from outside; what it asked for ends where this is called. Throws InvalidArgument unless
   /// last_step() < first_step <= last_step, or while steps are being profiled.
   void profile(std::int64_t first_step, std::int64_t last_step);
 
