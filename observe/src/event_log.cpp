@@ -27,7 +27,10 @@ namespace summary {
 enum { value = 1 };
 }
 namespace value {
-enum { tag = 1, simple_value = 2, tensor = 8, metadata = 9 };
+enum { tag = 1, simple_value = 2, histogram = 5, tensor = 8, metadata = 9 };
+}
+namespace histogram {
+enum { low = 1, high = 2, count = 3, sum = 4, sum_of_squares = 5, limits = 6, counts = 7 };
 }
 namespace metadata {
 enum { plugin_data = 1 };
@@ -81,6 +84,25 @@ void add_string(pbf_writer& summary_message, const std::string& tag, const std::
     dimension.add_int64(tensor::size, 1);
   }
   tensor_message.add_bytes(tensor::string_value, text);
+}
+
+void add_histogram(pbf_writer& summary_message, const std::string& tag, const Histogram& found) {
+  if (found.count == 0) return;
+  std::vector<double> limits, counts;
+  for (const auto& [limit, count] : found.limits) {
+    limits.push_back(limit);
+    counts.push_back(static_cast<double>(count));
+  }
+  pbf_writer message(summary_message, summary::value);
+  message.add_string(value::tag, tag);
+  pbf_writer written(message, value::histogram);
+  written.add_double(histogram::low, found.low);
+  written.add_double(histogram::high, found.high);
+  written.add_double(histogram::count, static_cast<double>(found.count));
+  written.add_double(histogram::sum, found.sum);
+  written.add_double(histogram::sum_of_squares, found.squares);
+  written.add_packed_double(histogram::limits, limits.begin(), limits.end());
+  written.add_packed_double(histogram::counts, counts.begin(), counts.end());
 }
 
 constexpr const char* kPrefix = "events.out.tfevents.";
@@ -166,6 +188,14 @@ void EventLog::add(const StepRecord& record) {
   pbf_writer summary_message(data);
   for (const auto& [name, number] : record.values) add_scalar(summary_message, name, number);
   add_event(record.time, record.step, data);
+}
+
+void EventLog::add(const LayerRecord& record) {
+  std::string data;
+  pbf_writer summary_message(data);
+  add_histogram(summary_message, "weights/" + record.name, record.weights);
+  add_histogram(summary_message, "gradients/" + record.name, record.gradients);
+  if (!data.empty()) add_event(record.time, record.step, data);
 }
 
 void EventLog::add(const EventRecord& event) {

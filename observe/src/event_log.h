@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "files.h"
+#include "histogram.h"
 #include "records.h"
 
 namespace cairn::observe {
@@ -23,6 +24,8 @@ class EventLog {
   EventLog(Failures& failures, std::string folder, std::int64_t first_step, double time,
            std::size_t most_bytes);
   void add(const StepRecord& record);
+  /// As histograms "weights/NAME" and "gradients/NAME".
+  void add(const LayerRecord& record);
   /// As text, tag "events/KIND".
   void add(const EventRecord& event);
   /// Text of the whole run.

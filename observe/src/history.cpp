@@ -53,6 +53,22 @@ void History::widen() {
   }
 }
 
+void History::add(const LayerRecord& record) {
+  auto layer = std::find_if(layers_.begin(), layers_.end(),
+                            [&](const Layer& one) { return one.last.name == record.name; });
+  if (layer == layers_.end()) {
+    if (layers_.size() == kMostNames) return;
+    layer = layers_.insert(layer, Layer{});
+  }
+  layer->last = record;
+  layer->last.weights.limits.clear();  // the page has octaves
+  layer->last.gradients.limits.clear();
+  if (record.gradients.count + record.gradients.not_finite == 0) return;
+  if (layer->least_step > 0 && record.bits_left >= layer->least_bits) return;
+  layer->least_bits = record.bits_left;
+  layer->least_step = record.step;
+}
+
 void History::note_memory(const StepRecord& record) {
   StepRecord memory{.step = record.step, .time = record.time, .values = {}};
   double bytes = 0;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "histogram.h"
 #include "records.h"
 
 namespace cairn::observe {
@@ -32,10 +33,18 @@ struct Curve {
   std::vector<Bucket> buckets;  // by rising key
 };
 
+/// A parameter as it was seen last, and when its gradient was nearest to its dtype's limit.
+struct Layer {
+  LayerRecord last;
+  double least_bits = std::numeric_limits<double>::infinity();
+  std::int64_t least_step = 0;
+};
+
 class History {
  public:
   void add(const StepRecord& record);
   void add(const EventRecord& event);
+  void add(const LayerRecord& record);
   void add_summary(const NamedValues& values);  // in place of earlier ones of these names
 
   const std::vector<Curve>& curves() const { return curves_; }
@@ -48,6 +57,7 @@ class History {
   double last_checkpoint() const { return last_checkpoint_; }  // time; 0: none
   /// The step with the most memory in all.
   const StepRecord& most_memory() const { return most_memory_; }
+  const std::vector<Layer>& layers() const { return layers_; }  // the first kMostNames
   const NamedValues& summary() const { return summary_; }
   bool too_many_names() const { return too_many_names_; }
 
@@ -63,6 +73,7 @@ class History {
   std::array<std::int64_t, kEventKinds> counts_{};
   double last_checkpoint_ = 0, most_bytes_ = 0;
   StepRecord most_memory_;
+  std::vector<Layer> layers_;
   NamedValues summary_;
   bool too_many_names_ = false;
 };

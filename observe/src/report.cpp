@@ -1,5 +1,6 @@
 #include "report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "advice.h"
 #include "number.h"
 #include "report_comparison.h"
+#include "report_layers.h"
 #include "report_page.h"
 #include "report_ranks.h"
 
@@ -32,11 +34,42 @@ json values_json(const NamedValues& values) {
   return all;
 }
 
+/// [exponent of the first, counts by octave]
+json octaves_json(const Histogram& found) {
+  if (found.octaves.empty()) return {0, json::array()};
+  const int first = found.octaves.begin()->first, last = found.octaves.rbegin()->first;
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(last - first + 1));
+  for (const auto& [exponent, count] : found.octaves)
+    counts[static_cast<std::size_t>(exponent - first)] = count;
+  return {first, counts};
+}
+
+/// A value that is not finite is null.
+json layer_json(const Layer& layer) {
+  const LayerRecord& last = layer.last;
+  const auto largest = [](const Histogram& of) {
+    return of.count == 0 ? 0 : std::max(-of.low, of.high);
+  };
+  return {{"name", last.name},
+          {"step", last.step},
+          {"dtype", core::name(last.dtype)},
+          {"weights", octaves_json(last.weights)},
+          {"gradients", octaves_json(last.gradients)},
+          {"seen", last.gradients.count + last.gradients.not_finite > 0},
+          {"largest", largest(last.gradients)},
+          {"not_finite", last.gradients.not_finite},
+          {"bits", last.bits_left},
+          {"least_bits", layer.least_bits},
+          {"least_step", layer.least_step}};
+}
+
 json head_json(const History& history, const RunFacts& facts) {
   json events = json::array(), about = json::array(), counts = json::object();
   json side_by_side = json::array();
   for (const RankState& state : facts.side_by_side) side_by_side.push_back(to_json(state));
   const RankState* slow = slowest(facts.side_by_side);
+  json layers = json::array();
+  for (const Layer& layer : history.layers()) layers.push_back(layer_json(layer));
   for (const EventRecord& event : history.events()) events.push_back(event_json(event));
   for (const auto& [what, text] : facts.about) about.push_back({what, text});
   for (int i = 0; i < kEventKinds; ++i) {
@@ -57,6 +90,7 @@ json head_json(const History& history, const RunFacts& facts) {
           {"events", events},
           {"counts", counts},
           {"about", about},
+          {"layers", layers},
           {"side_by_side", side_by_side},
           {"slowest", slow == nullptr ? -1 : slow->rank},
           {"advice", advice(history, facts)},
@@ -114,7 +148,7 @@ std::string report(const History& history, const RunFacts& facts) {
   std::string head = head_json(history, facts).dump();
   head.pop_back();  // its }
   return page_of(head + ",\"curves\":" + curves_json(history) + "}",
-                 {kPageHead, kRanksScript, kRunScript, kPageEnd});
+                 {kPageHead, kRanksScript, kLayersScript, kRunScript, kPageEnd});
 }
 
 std::string comparison_page(const std::string& runs) {

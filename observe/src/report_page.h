@@ -350,6 +350,7 @@ if (memory.length) {
       `<td class="n">${percent(most.get(n) / all)}</td></tr>`).join("") + `</table>`);
 }
 
+if (run.layers.length) layers();
 function rows(box, head, lines) {
   box.classList.add("scroll");
   box.insertAdjacentHTML("beforeend", `<table><tr>${head.map(h => `<th>${h}</th>`).join("")}</tr>` +

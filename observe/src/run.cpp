@@ -8,6 +8,7 @@
 #include "cairn/core/memory_trace.h"
 #include "cairn/core/status.h"
 #include "clock.h"
+#include "histogram.h"
 #include "ring.h"
 #include "writer.h"
 
@@ -46,9 +47,12 @@ std::string_view name(EventKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-Run::Run(const std::string& folder, RunOptions options) : last_step_(options.first_step) {
+Run::Run(const std::string& folder, RunOptions options)
+    : histogram_every_(options.histogram_every), last_step_(options.first_step) {
   CAIRN_CHECK(options.first_step >= 0, "observe", "expected a first_step of 0 or more, got ",
               options.first_step);
+  CAIRN_CHECK(options.histogram_every >= 0, "observe",
+              "expected histogram_every of 0 or more, got ", options.histogram_every);
   CAIRN_CHECK(options.renew_seconds >= 0, "observe", "expected renew_seconds of 0 or more, got ",
               options.renew_seconds);
   if (!core::tells_status()) core::tell_job("", options.world.rank, options.world.size);
@@ -80,6 +84,16 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
 
 void Run::profile(std::int64_t first_step, std::int64_t last_step) {
   writer_->trace().ask(this->last_step(), {first_step, last_step});
+}
+
+void Run::histograms(std::span<const NamedTensor> parameters) {
+  const std::int64_t step = last_step() + 1;
+  if (histogram_every_ == 0 || step % histogram_every_ != 0) return;
+  std::vector<LayerRecord> layers;
+  layers.reserve(parameters.size());
+  for (const NamedTensor& parameter : parameters)
+    layers.push_back(layer_record(parameter, step, unix_seconds()));
+  if (!layers.empty()) writer_->add(std::move(layers));
 }
 
 void Run::summary(std::span<const Value> values) {

@@ -27,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
+constexpr std::size_t kMostLayers = 4096;  // that wait to be written
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
 
 /// The rings that a thread tells in, one a run; each knows when the thread has ended.
@@ -280,6 +281,7 @@ void Writer::turn(bool last) {
   empty_rings();
   trace_.turn(wanted, last);
   hand_out_metrics();
+  take_layers();
   json_.flush();
   csv_.flush();
   events_.flush();
@@ -460,6 +462,25 @@ void Writer::hand_out_metrics() {
   metrics_ = std::move(text);
   asked_for_metrics_ = false;
   metrics_made_.notify_one();
+}
+
+void Writer::add(std::vector<LayerRecord> layers) {
+  const std::lock_guard lock(mutex_);
+  if (layers_.size() > kMostLayers) layers_.clear();  // the writer is stuck in a disk
+  std::move(layers.begin(), layers.end(), std::back_inserter(layers_));
+}
+
+void Writer::take_layers() {
+  std::vector<LayerRecord> layers;
+  {
+    const std::lock_guard lock(mutex_);
+    layers.swap(layers_);
+  }
+  for (LayerRecord& layer : layers) {
+    layer.name = valid_utf8(layer.name);
+    events_.add(layer);
+    history_.add(layer);
+  }
 }
 
 void Writer::renew(bool running) {

@@ -16,6 +16,7 @@
 #include "csv_log.h"
 #include "event_log.h"
 #include "files.h"
+#include "histogram.h"
 #include "history.h"
 #include "json_log.h"
 #include "memory_recorder.h"
@@ -53,6 +54,7 @@ class Writer {
   std::string served_at() const { return server_ ? server_->address() : ""; }
   TraceWindow& trace() { return trace_; }
   std::uint64_t dropped();  // messages that found no room
+  void add(std::vector<LayerRecord> layers);
   /// Of all that was told before the call.
   std::vector<std::string> advice();
   /// Writes what is left; nothing is told any more.
@@ -84,6 +86,7 @@ class Writer {
   void serve();
   std::string metrics_now();
   void hand_out_metrics();
+  void take_layers();
   void renew(bool running);
   double unix_of(double steady) const { return steady + unix_offset_; }
 
@@ -110,6 +113,7 @@ class Writer {
   std::mutex mutex_;
   std::condition_variable wake_, answered_;
   bool ending_ = false;
+  std::vector<LayerRecord> layers_;  // not yet written
   bool asked_for_advice_ = false;
   std::vector<std::string> advice_;
   bool asked_for_metrics_ = false;  // by the server's thread

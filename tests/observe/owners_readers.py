@@ -1,4 +1,5 @@
 """owners_readers.py FOLDER: what TensorBoard and Prometheus' client read in a run's folder, as JSON. NaN is null, infinities are texts."""
+import dataclasses
 import json
 import math
 import pathlib
@@ -14,7 +15,7 @@ def number(value):
 
 
 def tensorboard(folder):
-    events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0})
+    events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
     events.Reload()
     scalars = {tag: [[event.step, number(event.value)] for event in events.Scalars(tag)]
                for tag in events.Tags()["scalars"]}
@@ -23,7 +24,9 @@ def tensorboard(folder):
         assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text", tag
         texts[tag] = [[event.step, tensor_util.make_ndarray(event.tensor_proto)[0].decode()]
                       for event in events.Tensors(tag)]
-    return {"scalars": scalars, "texts": texts}
+    histograms = {tag: [[event.step, dataclasses.asdict(event.histogram_value)] for event in events.Histograms(tag)]
+                  for tag in events.Tags()["histograms"]}
+    return {"scalars": scalars, "texts": texts, "histograms": histograms}
 
 
 def openmetrics(folder):

@@ -1,5 +1,4 @@
-// The files as their owners' readers read them: TensorBoard's and Prometheus'. Python's packages
-// lie in build/readers (scripts/install_dependencies fetches them).
+// The files as their owners' readers read them: TensorBoard's and Prometheus'.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,30 +6,18 @@
 #include <limits>
 
 #include "cairn/observe/run.h"
+#include "observe/owners_readers.h"
 #include "observe/run_files.h"
-#include "support/test_folder.h"
-#include "tools/shell.h"
 
 namespace cairn::observe {
 namespace {
 
 using nlohmann::json;
+using test::read_by_owners;
+using test::readers_are_here;
 using testing::HasSubstr;
 
 const char* const kOdd = "a \"b\"\\,\nc";
-
-json read_by_owners(const std::string& folder) {
-  const std::string readers = test::test_folder() + "/../build/readers";
-  const test::ShellResult result =
-      test::shell("PYTHONPATH=" + readers + " python3 -B " + test::test_folder() +
-                  "/observe/owners_readers.py " + folder);
-  EXPECT_EQ(result.status, 0) << result.err;
-  return result.status == 0 ? json::parse(result.out) : json();
-}
-
-bool readers_are_here() {
-  return std::filesystem::exists(test::test_folder() + "/../build/readers/tensorboard");
-}
 
 void tell_training(const std::string& folder, std::int64_t first, std::int64_t last) {
   observe::Run run(folder, {.first_step = first, .about = {{"opt level", "O2"}}});

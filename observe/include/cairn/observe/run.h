@@ -43,6 +43,7 @@
 
 #include "cairn/core/device.h"
 #include "cairn/core/memory_trace.h"
+#include "cairn/core/tensor.h"
 #include "cairn/core/world.h"
 
 namespace cairn::observe {
@@ -87,6 +88,8 @@ struct RunOptions {
   Device device = core::default_device();  // whose memory is told
   /// Run::profile, of those after first_step.
   std::optional<ProfiledSteps> profile = {};
+  /// Run::histograms counts in each step that is a multiple of it. 0: in none.
+  std::int64_t histogram_every = 0;
   /// Lines of the page's table: {"opt level", "O2"}. The run adds command, machine and versions.
   std::vector<std::pair<std::string, std::string>> about;
   /// report.html and metrics.prom are written anew at most so often, and so seldom that this takes
@@ -155,6 +158,15 @@ class Run {
   /// last_step() < first_step <= last_step, or while steps are being profiled.
   void profile(std::int64_t first_step, std::int64_t last_step);
 
+  /// How the values and the gradients of these parameters are distributed, in the step under way if
+  /// it is one of RunOptions::histogram_every; else this does nothing. For between a backward and
+  /// the update, which clears gradients. TensorBoard has "weights/NAME" and "gradients/NAME"; the
+  /// page has the last of each, and how often the largest gradient could double, as it lies with
+  /// its loss scale, before it is beyond its dtype. Copies one tensor after another to the host.
+  /// Gradients are unscaled, and where ranks divide them (ZeRO) this rank's part; they must have
+  /// been reduced.
+  void histograms(std::span<const NamedTensor> parameters);
+
   /// Where the files are.
   const std::string& folder() const;
   /// Where metrics are served: "127.0.0.1:9464"; empty: nowhere.
@@ -164,6 +176,7 @@ class Run {
   friend class Span;
   friend std::vector<std::string> advice(Run& run);
   std::unique_ptr<Writer> writer_;
+  std::int64_t histogram_every_;
   std::atomic<std::int64_t> last_step_;
 };
 
