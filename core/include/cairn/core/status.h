@@ -1,6 +1,6 @@
 // What a process tells of itself while it runs, for `cairn-run status`, `top`, `stacks` and
-// `profile` (docs/parallel.md): who it is, its step, and what its threads are in. Process groups and
-// observe::Run tell it; a trainer without them may:
+// `profile` (docs/parallel.md): who it is, its step, and what its threads are in. Process groups
+// and observe::Run tell it; a trainer without them may:
 //
 //   core::tell_job("", 0, 1);
 //   core::tell_step(step, loss.item());
