@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "generators.h"
+#include "refusal_command.h"
 #include "support/rank_device.h"
 
 namespace cairn::stateful {
@@ -93,8 +94,10 @@ class Save : public Command {
   bool possible(const Case& /*now*/) const override { return true; }
   void run(Case& now) const override {
     const std::string folder = now.system.folder();
-    must_not_throw(
-        now.system.each([&](Rank& rank) { rank.save(folder, amp_first_, asynchronous_); }));
+    const System::Outcome saved =
+        now.system.each([&](Rank& rank) { rank.save(folder, amp_first_, asynchronous_); });
+    if (saved.gave_up()) return now.check();
+    must_not_throw(saved);
     now.file = {now.reference, now.setup.precision.has_value(), now.added,
                 now.reference.statistics[0]};
     for (Scale& scale : now.file->state.scales) scale.carried = false;
@@ -130,10 +133,15 @@ class Resume : public Command {
     if (now.over) return;
     const std::string path = now.system.folder() + "/step-00000001";
     const bool average = now.file->state.average.has_value();
-    must_not_throw(now.system.each([&](Rank& rank) {
-      rank.set_average(average);
-      rank.resume(path, amp_first_);
-    }));
+    if (fresh_ || average != now.reference.average.has_value()) {
+      const System::Outcome made = now.system.each([&](Rank& rank) { rank.set_average(average); });
+      if (made.gave_up()) return now.check();
+      must_not_throw(made);
+    }
+    const System::Outcome resumed =
+        now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); });
+    if (resumed.gave_up()) return now.check();
+    must_not_throw(resumed);
     load(now);
     now.backwards = 0;
     now.check({now.rounded_by_load(), DType::f32, true});
@@ -215,6 +223,8 @@ rc::Gen<CommandPtr> state_commands() {
       {2, make<Save>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>())},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>()))},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), fresh_setups())},
+      {1, refused(make<Save>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>()))},
+      {1, refused(make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>())))},
   });
 }
 

@@ -15,7 +15,6 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
-#include "support/gpu_faults.h"
 #include "support/rank_device.h"
 
 namespace cairn::stateful {
@@ -258,23 +257,17 @@ System::Outcome System::together(const std::function<Numbers(std::size_t)>& work
 
 namespace {
 
-/// For as long as it lives.
-class Refused {
+class MemoryLimit {
  public:
-  explicit Refused(const Refusal& refusal) : device_(core::default_device()) {
-    if (refusal.of_memory()) {
-      core::set_memory_capacity(device_, core::memory_stats(device_).current_total + refusal.left);
-    } else {
-      fault_.emplace(refusal.call, refusal.nth, refusal.code);
-    }
+  explicit MemoryLimit(std::size_t left) : device_(core::default_device()) {
+    core::set_memory_capacity(device_, core::memory_stats(device_).current_total + left);
   }
-  ~Refused() { core::set_memory_capacity(device_, SIZE_MAX); }
-  Refused(const Refused&) = delete;
-  Refused& operator=(const Refused&) = delete;
+  ~MemoryLimit() { core::set_memory_capacity(device_, SIZE_MAX); }
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
 
  private:
   Device device_;
-  std::optional<test::GpuFault> fault_;
 };
 
 }  // namespace
@@ -284,14 +277,11 @@ System::Outcome System::refused(const std::function<Numbers(std::size_t)>& work)
   const Rank::Seen before = look();
   bool is_refused = false;
   const Outcome first = together([&](std::size_t index) {
-    const Refused scope(refusal);
+    const MemoryLimit limit(refusal.left);
     try {
       return work(index);
     } catch (const core::OutOfMemory&) {
       is_refused = true;
-      throw;
-    } catch (const core::DeviceError&) {
-      is_refused = !refusal.of_memory();
       throw;
     }
   });

@@ -257,15 +257,10 @@ class Mismatch : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What the next work meets: its device has little memory left, or a call of a simulated GPU fails.
+/// The next work has little memory.
 struct Refusal {
-  std::size_t left = 0;  // bytes beyond those that are live
-  std::string call;      // empty: memory alone
-  std::uint64_t nth = 1;
-  int code = 0;
-  bool gives_up = false;  // else the work is tried again, without it
-
-  bool of_memory() const { return call.empty(); }
+  std::size_t left = 0;   // bytes beyond those that are live
+  bool gives_up = false;  // else the work is tried again with all memory
 };
 
 class Worker;

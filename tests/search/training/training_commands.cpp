@@ -7,8 +7,8 @@
 #include "backward_command.h"
 #include "cairn/core/error.h"
 #include "generators.h"
+#include "refusal_command.h"
 #include "step_command.h"
-#include "support/tensors.h"
 
 namespace cairn::stateful {
 
@@ -191,64 +191,6 @@ class SplitGroup : public Command {
   bool reversed_;
 };
 
-/// A backward or a step that is refused memory, or meets a call of a GPU that fails, and is tried
-/// again or given up.
-class UnderRefusal : public Command {
- public:
-  UnderRefusal(Refusal refusal, CommandPtr work)
-      : refusal_(std::move(refusal)), work_(std::move(work)) {}
-  bool possible(const Case& now) const override {
-    return now.setup.ranks == 1 && has_cairns_modules() && work_->possible(now);
-  }
-  void run(Case& now) const override {
-    now.system.refuse_next(refusal_);
-    work_->run(now);
-  }
-  void show(std::ostream& out) const override {
-    work_->show(out);
-    out << (refusal_.gives_up ? ", given up" : ", tried again") << " where ";
-    if (refusal_.of_memory()) {
-      out << "only " << refusal_.left << " bytes are left";
-    } else {
-      out << refusal_.call << " " << refusal_.nth << " answers " << refusal_.code;
-    }
-  }
-
- private:
-  Refusal refusal_;
-  CommandPtr work_;
-};
-
-struct Call {
-  const char* name;
-  int code;
-};
-/// What may fail and leave the GPU as it is.
-constexpr Call kCalls[] = {
-    {"cudaMalloc", 2},      {"cudaLaunchKernel", 2},         {"cudaLaunchKernel", 701},
-    {"cublasLtMatmul", 3},  {"cublasLtMatmul", 13},          {"cudaMemcpyAsync", 1},
-    {"cudaEventRecord", 2}, {"cudaEventCreateWithFlags", 2}, {"cudaStreamCreateWithFlags", 2},
-    {"cudaHostAlloc", 2},   {"cudaMemsetAsync", 2},          {"cudaStreamWaitEvent", 2},
-    {"cudaEventQuery", 2},  {"cudaStreamIsCapturing", 2},    {"cudaEventSynchronize", 2}};
-
-rc::Gen<Refusal> refusals() {
-  const bool on_gpus = core::default_device().is_cuda() && test::gpus_are_simulated();
-  const int calls = on_gpus ? static_cast<int>(std::size(kCalls)) : 0;
-  // Of memory one in three.
-  return rc::gen::map(rc::gen::tuple(one_of(calls + std::max(1, calls / 2)), one_of(32),
-                                     rc::gen::arbitrary<bool>()),
-                      [calls](const auto& drawn) {
-                        const auto& [which, nth, gives_up] = drawn;
-                        Refusal refusal{.left = static_cast<std::size_t>(64 * nth)};
-                        refusal.gives_up = gives_up;
-                        if (which >= calls) return refusal;
-                        refusal.call = kCalls[which].name;
-                        refusal.code = kCalls[which].code;
-                        refusal.nth = static_cast<std::uint64_t>(nth + 1);
-                        return refusal;
-                      });
-}
-
 /// One forward and one backward: a batch norm's statistics count the forward that was refused.
 rc::Gen<Loss> losses_of_one_run() {
   return rc::gen::map(losses(), [](Loss loss) {
@@ -296,8 +238,8 @@ rc::Gen<CommandPtr> training_commands() {
       {1, make<SplitGroup>(choice<int>({{1, 1}, {2, 2}, {1, 4}}), rc::gen::arbitrary<bool>())},
       {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
       {1, make<AccumulationWindow>(losses_of_ranks(), choice<int>({{1, 1}, {1, 2}}), steps())},
-      {3, make<UnderRefusal>(refusals(), make<Backward>(losses_of_one_run(), mostly(), just(1)))},
-      {3, make<UnderRefusal>(refusals(), make<TakeStep>(steps()))},
+      {3, refused(make<Backward>(losses_of_one_run(), mostly(), just(1)))},
+      {3, refused(make<TakeStep>(steps()))},
   });
 }
 
