@@ -7,7 +7,6 @@
 #include <csignal>
 
 #include "cairn/amp/amp.h"
-#include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
@@ -18,6 +17,7 @@
 #include "cairn/parallel/distributed.h"
 
 #include "picture.h"
+#include "support/accuracy.h"
 #include "support/conv_net.h"
 #include "support/digits_data.h"
 #include "support/flags.h"
@@ -34,13 +34,6 @@ struct Flags : support::Flags {
 };
 
 constexpr data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
-
-/// Share of rows whose argmax is the label. logits [N, 10], labels [N].
-double accuracy(const Tensor& logits, const Tensor& labels) {
-  const autograd::NoGradGuard no_grad;
-  const Tensor right = autograd::compare(kernels::BinaryOp::eq, autograd::argmax(logits), labels);
-  return autograd::mean(autograd::to(right, DType::f32)).item();
-}
 
 data::LoaderOptions loader_options(std::int64_t batch_size, Device device) {
   return {.batch_size = batch_size,
@@ -64,7 +57,8 @@ double test_accuracy(nn::Module& model, const data::Dataset& test, const World& 
   data::DataLoader loader(test, sampler, loader_options(250, device));
   data::Mean mean;
   for (const data::Batch& batch : loader) {
-    mean.add(accuracy(model(batch.inputs), batch.labels), static_cast<double>(batch.size()));
+    mean.add(support::accuracy(model(batch.inputs), batch.labels),
+             static_cast<double>(batch.size()));
   }
   model.train();
   return mean.over(world, "test accuracy");
@@ -79,7 +73,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
 
   const std::unique_ptr<parallel::DistributedDataParallel> ddp = flags.data_parallel(model, group);
   const World world = ddp->world();
-  const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
+  const std::shared_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
   amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
 
   data::DistributedSampler sampler(images.train->size(), {.world = world, .seed = flags.seed});
@@ -123,7 +117,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       const Tensor loss = nn::cross_entropy(logits, batch.labels);
       part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
-      reporter.micro_batch(loss.item(), accuracy(logits, batch.labels));
+      reporter.micro_batch(loss.item(), support::accuracy(logits, batch.labels));
       part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
 

@@ -131,7 +131,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
 
   const std::unique_ptr<parallel::DistributedDataParallel> ddp = flags.data_parallel(model, group);
   const World world = ddp->world();
-  const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
+  const std::shared_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
   amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
 
   data::DistributedSampler sampler(training.size(), {.world = world, .seed = flags.seed});

@@ -7,6 +7,8 @@
 
 #include "cairn/core/device.h"
 #include "cairn/optim/adam.h"
+#include "cairn/optim/lamb.h"
+#include "cairn/optim/larc.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/sharded.h"
 
@@ -27,6 +29,14 @@ observe::ProfiledSteps parse_steps(const std::string& text) {
   if (fits) return steps;
   throw CLI::ValidationError("--profile", "expected steps FIRST:LAST, as 20:25, got " + text);
 }
+
+/// LARC needs an optimizer that stays where it is.
+struct LarcSgd {
+  LarcSgd(NamedTensors parameters, const optim::SgdOptions& options)
+      : sgd(std::move(parameters), options) {}
+  optim::FusedSGD sgd;
+  optim::LARC larc{sgd};
+};
 
 }  // namespace
 
@@ -54,9 +64,12 @@ void Flags::add_to(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--accumulate", accumulate, "micro-batches per optimizer step")
       ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--optimizer", optimizer, "adam (AdamW), or sgd (momentum 0.9)")
-      ->check(CLI::IsMember({"adam", "sgd"}));
+  app.add_option("--optimizer", optimizer,
+                 "adam (AdamW), sgd (momentum 0.9), larc (around that) or lamb")
+      ->check(CLI::IsMember({"adam", "sgd", "larc", "lamb"}));
   app.add_option("--lr", lr, "learning rate")->check(command_line::above_zero());
+  app.add_option("--weight-decay", weight_decay, "of all parameters")
+      ->check(command_line::not_below_zero());
   app.add_option("--schedule", schedule,
                  "of the learning rate: cosine (to 0 at the last step) or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
@@ -129,11 +142,19 @@ amp::Options Flags::amp_options(const World& world) const {
   return options;
 }
 
-std::unique_ptr<optim::Optimizer> Flags::make_optimizer(NamedTensors parameters) const {
-  if (optimizer == "sgd")
-    return std::make_unique<optim::FusedSGD>(std::move(parameters),
-                                             optim::SgdOptions{.lr = lr, .momentum = 0.9});
-  return std::make_unique<optim::FusedAdam>(std::move(parameters), optim::AdamOptions{.lr = lr});
+std::shared_ptr<optim::Optimizer> Flags::make_optimizer(NamedTensors parameters) const {
+  const optim::SgdOptions sgd{.lr = lr, .momentum = 0.9, .weight_decay = weight_decay};
+  if (optimizer == "sgd") return std::make_shared<optim::FusedSGD>(std::move(parameters), sgd);
+  if (optimizer == "larc") {
+    const auto both = std::make_shared<LarcSgd>(std::move(parameters), sgd);
+    return {both, &both->sgd};
+  }
+  if (optimizer == "lamb")
+    return std::make_shared<optim::FusedLAMB>(
+        std::move(parameters),
+        optim::LambOptions{.lr = lr, .weight_decay = weight_decay, .use_nvlamb = true});
+  return std::make_shared<optim::FusedAdam>(
+      std::move(parameters), optim::AdamOptions{.lr = lr, .weight_decay = weight_decay});
 }
 
 std::int64_t Flags::total_steps(const data::DataLoader& loader) const {

@@ -32,6 +32,7 @@ struct Flags {
   int shard_within = 0;  // processes that divide one copy; 0: all
   std::string optimizer = "adam";
   double lr = 1e-3;
+  double weight_decay = 0;
   std::string schedule = "cosine";
   std::uint64_t seed = 1;
   std::string checkpoint_dir;
@@ -55,7 +56,7 @@ struct Flags {
   /// That of products.
   cairn::DType dtype() const;
   cairn::amp::Options amp_options(const cairn::World& world) const;
-  std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
+  std::shared_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
   /// Optimizer steps of the whole run. Throws InvalidArgument where an epoch holds no batch.
   std::int64_t total_steps(const cairn::data::DataLoader& loader) const;
   cairn::optim::Curve learning_rate_curve(std::int64_t total_steps) const;
