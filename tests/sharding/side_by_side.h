@@ -21,7 +21,7 @@ inline bool has_memory(const Tensor& weight) {
   return weight.storage()->has_memory();
 }
 
-/// f(net, ddp, step) for the sharded net and for the same one under DistributedDataParallel: their
+/// f(net, ddp, step) for the sharded net and the same one under DistributedDataParallel: their
 /// weights agree.
 template <class Net, class F>
 void expect_bits_of_plain(const parallel::ProcessGroup& group, F&& f,
