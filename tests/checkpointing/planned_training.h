@@ -113,6 +113,7 @@ inline std::size_t trained_peak(Task& task, const TrainingChoice& choice, int mo
     optimizer.set_state_options(
         {DType::bf16, remainder ? optim::MasterStorage::remainder : optim::MasterStorage::f32});
   }
+  if (choice.states_on_host) optimizer.set_state_options({.on_host = true});
   amp::Amp precision = amp::initialize(task.model, optimizer, options_of(choice));
   if (choice.micro_batches > 1) optim::GradientArena::attach(task.model.parameters(), true);
   PlannedModel model(task.model, choice, devices);

@@ -317,6 +317,52 @@ TEST(ShardedPlan, KeepsSmallStatesInMemory) {
   }
 }
 
+// ---- States on the host
+
+TEST(ShardedPlan, PutsStatesOnTheHostWhereNothingElseFits) {
+  if (!core::default_device().is_cuda()) GTEST_SKIP() << "of GPUs";
+  Task task = wide_task();
+  TrainingPlanOptions options = options_of(kO2, {kBatch});
+  options.compact_state = options.states_on_host = true;
+  const auto planned = [&](double bytes_a_parameter, int ranks) {
+    return plan_training(task.model, task.batch,
+                         static_cast<std::size_t>(bytes_a_parameter * kParameters), world_of(ranks),
+                         options);
+  };
+  // Alone 16 bytes a parameter, 10 with compact state, or 4 and the 12 of masters and moments.
+  const TrainingPlan small = planned(8, 1);
+  const TrainingChoice& alone = small.best();
+  EXPECT_TRUE(alone.states_on_host && !alone.compact_state) << small.table();
+  EXPECT_EQ(alone.optimizer_state, 0U);
+  EXPECT_EQ(alone.on_host, 12 * kParameters);
+  EXPECT_GT(alone.update_seconds, 0);
+  EXPECT_THAT(small.table(), HasSubstr("f32, on the host"));
+  EXPECT_THAT(small.table(), HasSubstr("chosen, because no faster one fits: O2 bf16, states on"));
+  const std::size_t peak = trained_peak(task, alone);
+  EXPECT_LE(peak, alone.peak_bytes);
+  EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(alone.peak_bytes));
+  // Of four ranks each has a quarter of them.
+  for (const TrainingChoice& choice : planned(100, 4).choices()) {
+    const std::size_t parts = choice.sharding == Sharding::none ? 1 : 4;
+    EXPECT_EQ(choice.on_host, choice.states_on_host ? 12 * kParameters / parts : 0U)
+        << choice.describe();
+  }
+  options.moments = 0;
+  options.precisions = {checkpointing::precisions()[kF32]};  // there are no states
+  for (const TrainingChoice& choice : planned(100, 1).choices())
+    EXPECT_FALSE(choice.states_on_host);
+}
+
+TEST(ShardedPlan, HasNoStatesOnTheHostBesideAModelOfTheHosts) {
+  CAIRN_CPU_ONLY("of CPUs");
+  Task task = wide_task();
+  TrainingPlanOptions options = options_of(kO2, {kBatch});
+  options.states_on_host = true;
+  EXPECT_THAT(test::message_of<core::InvalidArgument>(
+                  [&] { (void)plan_training(task.model, task.batch, SIZE_MAX / 4, {}, options); }),
+              HasSubstr("expected a model on a GPU for states_on_host, got one on cpu"));
+}
+
 // ---- Weights that come and go
 
 // Blocks that keep nothing: what stands is their weights.
@@ -363,7 +409,8 @@ TEST(ShardedPlan, RanksTakeRankZerosChoice) {
       std::vector<SegmentOperation>{{"linear", 1}, {"self_attention", 0}});
   first.schedule = {
       {0, 2, {{0, 1}, {1, 2, {{1, 2}}}}}, {2, 3, {}, true}, {3, 4, {}, false, results}};
-  first.recomputes = first.offloads = first.states_in_files = true;
+  first.recomputes = first.offloads = first.states_in_files = first.states_on_host = true;
+  first.on_host = 777;
   TrainingChoice second = choice("O2 f16", 2.0, Sharding::none);
   ThreadsWorld world(2);
   std::vector<TrainingChoice> got(2);
@@ -388,6 +435,7 @@ TEST(ShardedPlan, RanksTakeRankZerosChoice) {
     EXPECT_EQ(got[rank].describe(), first.describe());
     EXPECT_EQ(got[rank].seconds, 1.0);
     EXPECT_EQ(got[rank].peak_bytes, 1234U);
+    EXPECT_EQ(got[rank].on_host, 777U);
     EXPECT_EQ(got[rank].micro_batch, 3);
     EXPECT_EQ(got[rank].precision.half, DType::bf16);
     EXPECT_TRUE(got[rank].precision.half_weights);

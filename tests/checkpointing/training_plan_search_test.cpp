@@ -93,6 +93,7 @@ RandomTask random_task(Drawn& draw, const std::string& folder) {
   options.tensors_only = true;
   options.moments = draw.between(0, 2);
   options.compact_state = true;
+  options.states_on_host = core::default_device().is_cuda();
   if (!draw.one_in(3)) options.micro_batches = {samples, (samples + 2) / 3};
   if (draw.one_in(3)) options.offload = OffloadOptions{.folder = folder, .min_bytes = 256};
   return random;
@@ -128,9 +129,10 @@ std::string text_of(nn::Sequential& model) {
 }
 
 /// What a choice is but for its schedule.
-using Levers = std::tuple<std::string, std::int64_t, bool, bool, bool>;
+using Levers = std::tuple<std::string, std::int64_t, bool, bool, bool, bool>;
 Levers levers_of(const TrainingChoice& c) {
-  return {c.precision.name, c.micro_batch, c.fused_loss, c.compact_state, c.balanced_loss};
+  return {c.precision.name, c.micro_batch,   c.fused_loss,
+          c.compact_state,  c.balanced_loss, c.states_on_host};
 }
 bool is_plain(const TrainingChoice& c) {
   return !c.recomputes && !c.offloads;
@@ -239,7 +241,7 @@ class PlanSearch {
     }
   }
 
-  // Compact state takes no more, all else equal.
+  // Compact state, or states on the host, take no more, all else equal.
   static void check_less_with(const std::map<Levers, std::vector<const TrainingChoice*>>& groups,
                               const TrainingChoice& one) {
     const auto plain_peak = [&](Levers levers) -> std::optional<std::size_t> {
@@ -254,6 +256,9 @@ class PlanSearch {
     Levers compact = own;
     std::get<3>(compact) = true;
     EXPECT_LE(plain_peak(compact).value_or(0), *plain_peak(own)) << one.describe();
+    Levers on_host = own;
+    std::get<5>(on_host) = true;
+    EXPECT_LE(plain_peak(on_host).value_or(0), *plain_peak(own)) << one.describe();
   }
 
   TemporaryFolder folder_;

@@ -195,10 +195,10 @@ std::vector<ModelBytes::Sizes> ModelBytes::sizes_of(const StepKind& kind, int ra
 
 namespace {
 
-// Masters or moments of one tensor: in memory, or in a file of their own.
-void add_state(StepBytes& all, std::size_t bytes, bool in_files) {
-  const bool in_file = in_files && bytes >= core::kLeastInFile;
-  (in_file ? all.in_files : all.optimizer_state) += bytes;
+// Masters or moments of one tensor: in memory, in a file of their own, or on the host.
+void add_state(StepBytes& all, std::size_t bytes, const StepKind& kind) {
+  const bool in_file = kind.in_files && bytes >= core::kLeastInFile;
+  (kind.on_host ? all.on_host : in_file ? all.in_files : all.optimizer_state) += bytes;
 }
 
 }  // namespace
@@ -212,13 +212,13 @@ StepBytes ModelBytes::of_rank(const StepKind& kind, int rank) const {
     const bool half = is_half(p, kind.precision);
     const ElementBytes bytes = element_bytes(kind, half);
     all.weights += kind.divides(Sharding::parameters) ? one.own_weight : one.weight;
-    if (half) add_state(all, one.own_elements * core::size_of(bytes.master), kind.in_files);
+    if (half) add_state(all, one.own_elements * core::size_of(bytes.master), kind);
     all.used_weights += 2 * one.weight;
     // The first block has let go of a tied one when the last asks.
     if (p.last_block > p.first_block) all.used_weights += one.weight;
     if (!p.trained) continue;
     for (int moment = 0; moment < kind.moments; ++moment)
-      add_state(all, one.own_elements * core::size_of(bytes.moments), kind.in_files);
+      add_state(all, one.own_elements * core::size_of(bytes.moments), kind);
     largest_in_file = std::max(
         largest_in_file, (half ? core::size_of(bytes.master) : 0) +
                              static_cast<std::size_t>(kind.moments) * core::size_of(bytes.moments));

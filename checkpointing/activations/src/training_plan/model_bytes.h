@@ -26,6 +26,7 @@ struct StepKind {
   Sharding sharding = Sharding::none;
   int shard_within = 0;   // ranks that divide a copy; 0: all
   bool in_files = false;  // masters and moments
+  bool on_host = false;   // the same, of a GPU
 
   bool divides(Sharding what) const { return sharding >= what; }
 };
@@ -34,6 +35,7 @@ struct StepKind {
 struct StepBytes {
   std::size_t weights = 0, gradients = 0, optimizer_state = 0;
   std::size_t in_files = 0;              // of masters and moments
+  std::size_t on_host = 0;               // the same
   std::size_t in_window = 0;             // of them, brought in at once
   std::size_t updating = 0;              // beside all that, at most, while a step gathers weights
   std::size_t checked = 0, updated = 0;  // elements of a step

@@ -35,6 +35,7 @@ void for_each_number(Choice& choice, const F& f) {
   f(choice.sharding);
   f(choice.shard_within);
   f(choice.states_in_files);
+  f(choice.states_on_host);
   f(choice.fits);
   f(choice.peak_bytes);
   f(choice.beside);
@@ -44,6 +45,7 @@ void for_each_number(Choice& choice, const F& f) {
   f(choice.other);
   f(choice.activations);
   f(choice.in_files);
+  f(choice.on_host);
 }
 template <class Choice, class F>
 void for_each_time(Choice& choice, const F& f) {

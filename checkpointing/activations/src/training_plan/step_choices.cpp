@@ -11,6 +11,12 @@ namespace {
 
 constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
 
+// Of masters and moments.
+struct Placement {
+  bool in_files, on_host;
+};
+constexpr Placement kPlacements[] = {{false, false}, {true, false}, {false, true}};
+
 std::size_t standing_of(const TrainingChoice& choice) {
   return choice.weights + choice.gradients + choice.optimizer_state + choice.other;
 }
@@ -65,18 +71,22 @@ bool StepChoices::divides_within_hosts(Sharding sharding) const {
 }
 
 void StepChoices::add_placed(TrainingChoice choice, const ScheduleChoice& schedules) {
-  for (const bool in_files : {false, true}) {
+  for (const auto [in_files, on_host] : kPlacements) {
     if (in_files && options_.states_folder.empty()) continue;
+    if (on_host && (!options_.states_on_host || choice.compact_state)) continue;
     choice.states_in_files = in_files;
+    choice.states_on_host = on_host;
     const StepKind kind{.precision = choice.precision,
                         .compact = choice.compact_state,
                         .moments = options_.moments,
                         .accumulates = choice.micro_batches > 1,
                         .sharding = choice.sharding,
                         .shard_within = choice.shard_within,
-                        .in_files = in_files};
+                        .in_files = in_files,
+                        .on_host = on_host};
     const StepBytes bytes = bytes_.of(kind);
     if (in_files && bytes.in_files == 0) continue;  // nothing is large enough for a file
+    if (on_host && bytes.on_host == 0) continue;    // there are no states
     add(choice, kind, bytes, schedules.with(bytes.beside));
   }
 }
@@ -87,6 +97,7 @@ void StepChoices::add(TrainingChoice choice, const StepKind& kind, const StepByt
   choice.gradients = bytes.gradients;
   choice.optimizer_state = bytes.optimizer_state;
   choice.in_files = bytes.in_files;
+  choice.on_host = bytes.on_host;
   choice.update_seconds = update_seconds(kind, bytes);
   choice.exchange_seconds = exchange_seconds(kind, bytes, choice.micro_batches);
   const TrainingChoice smallest = with_schedule(choice, bytes, schedules.smallest());

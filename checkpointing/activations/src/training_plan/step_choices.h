@@ -38,9 +38,9 @@ class StepChoices {
   /// What the device holds beside the model's weights, gradients and optimizer state.
   std::size_t other() const { return bytes_.other(); }
 
-  /// By compact or f32 state, by what ranks divide, with states in memory and in files: the plain
-  /// schedule, and where it does not fit the fastest that does, or the smallest. `like` has what
-  /// they have in common.
+  /// By compact or f32 state, by what ranks divide, with states in memory, in files and on the
+  /// host: the plain schedule, and where it does not fit the fastest that does, or the smallest.
+  /// `like` has what they have in common.
   std::vector<TrainingChoice> of(TrainingChoice like, const ScheduleChoice& schedules);
   /// Of all so far, the one that takes least memory.
   const std::optional<TrainingChoice>& least() const { return least_; }

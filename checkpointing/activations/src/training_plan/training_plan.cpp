@@ -451,6 +451,9 @@ void check_division(Device device, const TrainingWorld& world, const TrainingPla
   CAIRN_CHECK(options.states_folder.empty() || device.is_cpu() || options.states_bandwidth > 0,
               kTrainingPlanner, "expected a states_bandwidth for states of ", device,
               " in files, got none (an update is timed on the CPU alone)");
+  CAIRN_CHECK(!options.states_on_host || device.is_cuda(), kTrainingPlanner,
+              "expected a model on a GPU for states_on_host, got one on ", device,
+              ", whose states lie there (states_folder offers files)");
 }
 
 void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,

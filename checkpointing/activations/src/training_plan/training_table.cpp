@@ -48,7 +48,10 @@ std::string sharding_text(const TrainingChoice& choice) {
 
 std::string state_text(const TrainingChoice& choice) {
   const std::string dtypes = choice.compact_state ? "compact" : "f32";
-  return starred(choice.states_in_files ? dtypes + ", in files" : dtypes, choice.rounds_moments);
+  const char* const place = choice.states_in_files  ? ", in files"
+                            : choice.states_on_host ? ", on the host"
+                                                    : "";
+  return starred(dtypes + place, choice.rounds_moments);
 }
 
 std::size_t budget_of(const TrainingChoice& choice) {
@@ -92,6 +95,7 @@ std::string TrainingChoice::describe() const {
   if (sharding != Sharding::none) text += ", " + sharding_text(*this);
   if (compact_state) text += ", compact state";
   if (states_in_files) text += ", states in files";
+  if (states_on_host) text += ", states on the host";
   if (splits_batch_norms) text += ", split batch norms";
   return text;
 }

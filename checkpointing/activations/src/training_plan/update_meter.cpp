@@ -41,8 +41,8 @@ TensorView view_of(const Tensor& x) {
 
 ElementSeconds UpdateMeter::of(const StepKind& kind, std::size_t room) {
   const ElementBytes bytes = element_bytes(kind, kind.precision.half_weights);
-  const auto key =
-      std::tuple(bytes.weight, bytes.gradient, bytes.moments, bytes.master, kind.in_files);
+  const auto key = std::tuple(bytes.weight, bytes.gradient, bytes.moments, bytes.master,
+                              kind.in_files, kind.on_host);
   const auto known = measured_.find(key);
   if (known != measured_.end()) return known->second;
   return measured_[key] = measure(kind, room);
@@ -57,7 +57,7 @@ ElementSeconds UpdateMeter::measure(const StepKind& kind, std::size_t room) cons
   const auto n =
       static_cast<std::int64_t>(std::max<std::size_t>(1, std::min(trained_elements_, most)));
   const auto zeros = [&](DType dtype) { return Tensor::zeros({n}, dtype, device_); };
-  const kernels::StatePlace states{kind.in_files ? folder_ : "", false};
+  const kernels::StatePlace states{kind.in_files ? folder_ : "", kind.on_host};
   const auto state = [&](bool wanted, DType dtype) {
     if (!wanted) return Tensor();
     Tensor made = kernels::empty_in(states, {n}, {1}, dtype, device_);
@@ -67,8 +67,15 @@ ElementSeconds UpdateMeter::measure(const StepKind& kind, std::size_t room) cons
   const Tensor gradient = zeros(bytes.gradient), weight = zeros(bytes.weight);
   const Tensor master = state(half, bytes.master), moment1 = state(kind.moments > 0, bytes.moments),
                moment2 = state(kind.moments > 1, bytes.moments);
-  const kernels::UpdateEntry entry{gradient.view(), weight.view(), view_of(master),
-                                   view_of(moment1), view_of(moment2)};
+  const auto beside_states = [&](const Tensor& x) {
+    if (!kind.on_host) return x;
+    Tensor made = kernels::empty_in(states, {n}, {1}, x.dtype(), device_);
+    kernels::fill(made, 0.0);
+    return made;
+  };
+  const Tensor read = beside_states(gradient), written = beside_states(weight);
+  const kernels::UpdateEntry entry{read.view(), written.view(), view_of(master), view_of(moment1),
+                                   view_of(moment2)};
   const kernels::UpdateRule rule =
       kind.moments == 2
           ? kernels::UpdateRule(kernels::AdamOptions())
@@ -81,12 +88,19 @@ ElementSeconds UpdateMeter::measure(const StepKind& kind, std::size_t room) cons
   const auto elements = static_cast<double>(n);
   const double check =
       fastest_of(device_, [&] { kernels::check_tensors({gradient.view()}).read(); });
-  const double update = fastest_of(device_, [&] {
+  const Device home = read.device();
+  double update = fastest_of(home, [&] {
     in_and_out(core::fetch_from_file);
     kernels::update({entry}, rule);
-    core::Stream::current(device_).synchronize();
+    core::Stream::current(home).synchronize();
     in_and_out(core::leave_to_file);
   });
+  if (kind.on_host) {
+    const auto copy = [&](const Tensor& from, const Tensor& to) {
+      return fastest_of(device_, [&] { core::copy_bytes(from, to); });
+    };
+    update = std::max({update, copy(gradient, read), copy(written, weight)});
+  }
   return {check / elements, update / elements};
 }
 

@@ -135,6 +135,9 @@ struct TrainingPlanOptions {
   /// Bytes a second that the folder takes, and gives; 0: an update in its files is timed (on the
   /// CPU).
   double states_bandwidth = 0;
+  /// Offers f32 masters and moments in the host's memory, whose kernels update them
+  /// (optim::StateOptions::on_host); of a model on a GPU. The budget does not count them.
+  bool states_on_host = false;
   /// The budget is of live tensors, as PlanOptions::tensors_only.
   bool tensors_only = false;
   int repeats = 1;  // timed runs of each module
@@ -156,6 +159,7 @@ struct TrainingChoice {
   Sharding sharding = Sharding::none;  // what ranks divide
   int shard_within = 0;                // as many ranks, a host's; 0: all
   bool states_in_files = false;        // of TrainingPlanOptions::states_folder
+  bool states_on_host = false;         // optim::StateOptions::on_host
 
   bool fits = false;
   std::size_t peak_bytes = 0;   // of live tensors
@@ -166,6 +170,7 @@ struct TrainingChoice {
   // What stands through the step, and what comes on top at its peak.
   std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
   std::size_t in_files = 0;  // of masters and moments, in no account of memory
+  std::size_t on_host = 0;   // of the same, in pinned memory
 
   /// The loss of a micro-batch by this choice. The model may have been initialized by amp since,
   /// and is the planned one or one that is built alike. On several devices: of each device's part,
