@@ -342,14 +342,16 @@ TEST(ShardedPlan, PutsStatesOnTheHostWhereNothingElseFits) {
   EXPECT_LE(peak, alone.peak_bytes);
   EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(alone.peak_bytes));
   // Of four ranks each has a quarter of them.
-  for (const TrainingChoice& choice : planned(100, 4).choices()) {
+  const TrainingPlan of_four = planned(100, 4);
+  for (const TrainingChoice& choice : of_four.choices()) {
     const std::size_t parts = choice.sharding == Sharding::none ? 1 : 4;
     EXPECT_EQ(choice.on_host, choice.states_on_host ? 12 * kParameters / parts : 0U)
         << choice.describe();
   }
   options.moments = 0;
   options.precisions = {checkpointing::precisions()[kF32]};  // there are no states
-  for (const TrainingChoice& choice : planned(100, 1).choices())
+  const TrainingPlan stateless = planned(100, 1);
+  for (const TrainingChoice& choice : stateless.choices())
     EXPECT_FALSE(choice.states_on_host);
 }
 
