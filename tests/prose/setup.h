@@ -31,6 +31,7 @@
 #include <cairn/data/loader.h>
 #include <cairn/data/mean.h>
 #include <cairn/data/text.h>
+#include <cairn/data/transforms.h>
 #include <cairn/kernels/elementwise.h>
 #include <cairn/kernels/layer_norm.h>
 #include <cairn/kernels/matmul.h>
