@@ -6,8 +6,8 @@
 // epoch (loader.h), so any number of workers and ranks reads the same. A function of your own will
 // do; several threads call it at once.
 //
-//   data::TransformedDataset train(
-//       images, {data::random_crop({.padding = 2}), data::random_horizontal_flip()});
+//   data::TransformedDataset augmented(
+//       train, {data::random_crop({.padding = 2}), data::random_horizontal_flip()});
 #pragma once
 
 #include <cstdint>
