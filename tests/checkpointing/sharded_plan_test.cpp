@@ -351,8 +351,7 @@ TEST(ShardedPlan, PutsStatesOnTheHostWhereNothingElseFits) {
   options.moments = 0;
   options.precisions = {checkpointing::precisions()[kF32]};  // there are no states
   const TrainingPlan stateless = planned(100, 1);
-  for (const TrainingChoice& choice : stateless.choices())
-    EXPECT_FALSE(choice.states_on_host);
+  for (const TrainingChoice& choice : stateless.choices()) EXPECT_FALSE(choice.states_on_host);
 }
 
 TEST(ShardedPlan, HasNoStatesOnTheHostBesideAModelOfTheHosts) {
