@@ -10,7 +10,6 @@
 #include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
-#include "cairn/data/mean.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/schedule.h"
@@ -46,22 +45,6 @@ data::LoaderOptions loader_options(std::int64_t batch_size, Device device) {
 void take_longer(nn::Module& model, const Tensor& inputs) {
   const autograd::NoGradGuard no_grad;
   for (int i = 0; i < 6; ++i) model(inputs);
-}
-
-/// Share of the test images read right; each process reads its part of them.
-double test_accuracy(nn::Module& model, const data::Dataset& test, const World& world,
-                     Device device) {
-  const autograd::NoGradGuard no_grad;
-  model.eval();
-  data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
-  data::DataLoader loader(test, sampler, loader_options(250, device));
-  data::Mean mean;
-  for (const data::Batch& batch : loader) {
-    mean.add(support::accuracy(model(batch.inputs), batch.labels),
-             static_cast<double>(batch.size()));
-  }
-  model.train();
-  return mean.over(world, "test accuracy");
 }
 
 int train(const Flags& flags, const parallel::ProcessGroup& group) {
@@ -144,7 +127,8 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
 
   ddp->sync_buffers();                          // one set of running statistics for the evaluation
   const auto whole = ddp->gather_parameters();  // each process evaluates by itself
-  const double test = test_accuracy(model, *images.test, world, device);
+  const double test =
+      support::test_accuracy(model, *images.test, world, loader_options(250, device));
   if (world.rank == 0 && !flags.picture.empty()) {
     digits::save_picture(flags.picture, model, *images.test, kNormalize, device);
   }

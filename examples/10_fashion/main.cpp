@@ -8,11 +8,9 @@
 #include <filesystem>
 
 #include "cairn/amp/amp.h"
-#include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/data/idx.h"
-#include "cairn/data/mean.h"
 #include "cairn/data/transforms.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/schedule.h"
@@ -81,22 +79,6 @@ NamedTensors weights_and_statistics(const nn::Module& model) {
   NamedTensors all = model.parameters();
   for (const NamedTensor& buffer : model.buffers()) all.push_back(buffer);
   return all;
-}
-
-/// Share of the test images named right; each process looks at its part of them.
-double test_accuracy(nn::Module& model, const data::Dataset& test, const World& world,
-                     Device device) {
-  const autograd::NoGradGuard no_grad;
-  model.eval();
-  data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
-  data::DataLoader loader(test, sampler, loader_options(250, device));
-  data::Mean mean;
-  for (const data::Batch& batch : loader) {
-    mean.add(support::accuracy(model(batch.inputs), batch.labels),
-             static_cast<double>(batch.size()));
-  }
-  model.train();
-  return mean.over(world, "test accuracy");
 }
 
 int train(const Flags& flags, const parallel::ProcessGroup& group) {
@@ -183,9 +165,11 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
     }
   }
 
-  const double last = test_accuracy(model, images.test, world, device);
+  const double last =
+      support::test_accuracy(model, images.test, world, loader_options(250, device));
   const auto averaged = average.use();
-  const double test = test_accuracy(model, images.test, world, device);
+  const double test =
+      support::test_accuracy(model, images.test, world, loader_options(250, device));
   reporter.finish({{"test_accuracy", test},
                    {"of_last_weights", last},
                    {"steps", static_cast<double>(step)},

@@ -1,17 +1,37 @@
-// Share of rows whose argmax is the label.
+// How many rows a model names right.
 #pragma once
 
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
+#include "cairn/data/loader.h"
+#include "cairn/data/mean.h"
+#include "cairn/data/samplers.h"
+#include "cairn/nn/nn.h"
 
 namespace support {
 
-/// logits [N, C], labels [N].
+/// Share of rows whose argmax is the label. logits [N, C], labels [N].
 inline double accuracy(const cairn::Tensor& logits, const cairn::Tensor& labels) {
   using namespace cairn;
   const autograd::NoGradGuard no_grad;
   const Tensor right = autograd::compare(kernels::BinaryOp::eq, autograd::argmax(logits), labels);
   return autograd::mean(autograd::to(right, DType::f32)).item();
+}
+
+/// Of all samples of `test`; each process looks at its part of them. Trains on afterwards.
+inline double test_accuracy(cairn::nn::Module& model, const cairn::data::Dataset& test,
+                            const cairn::World& world, const cairn::data::LoaderOptions& options) {
+  using namespace cairn;
+  const autograd::NoGradGuard no_grad;
+  model.eval();
+  data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
+  data::DataLoader loader(test, sampler, options);
+  data::Mean mean;
+  for (const data::Batch& batch : loader) {
+    mean.add(accuracy(model(batch.inputs), batch.labels), static_cast<double>(batch.size()));
+  }
+  model.train();
+  return mean.over(world, "test accuracy");
 }
 
 }  // namespace support
