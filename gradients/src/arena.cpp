@@ -217,7 +217,6 @@ void GradientArena::lay_out() {
 
 /// Without buffers: whole gradients turn to the dtype of their slots; parts go as they are.
 void GradientArena::lay_out_alone() {
-  laid_out_ = layouts();
   for (const auto& [name, tensor] : parameters_) {
     core::GradientSlot& slot = tensor.gradient_slot();
     const Tensor former = slot.holds_part() ? Tensor() : slot.gradient();
@@ -228,6 +227,7 @@ void GradientArena::lay_out_alone() {
     slot.place(wide);
     slot.displace();
   }
+  laid_out_ = layouts();
 }
 
 void GradientArena::clear() {

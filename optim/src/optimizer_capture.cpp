@@ -189,9 +189,14 @@ void Optimizer::update_on_device(const StepOptions& options, const kernels::Devi
   std::vector<Tensor> temporaries;
   const std::vector<double> scales(groups_.size(), options.gradient_scale);
   fill_batches({}, scales, temporaries);
-  for (const Tensor& count : counts) kernels::advance_step(count, device.found_inf);
-  kernels::advance_step(device_->applied, device.found_inf);
-  run_batches(scales, device);
+  apply([&] {
+    for (const Tensor& count : counts) {
+      kernels::advance_step(count, device.found_inf);
+      has_written();
+    }
+    kernels::advance_step(device_->applied, device.found_inf);
+    run_batches(scales, device);
+  });
   kernels::weights_written(updated());
 }
 

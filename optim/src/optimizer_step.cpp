@@ -241,20 +241,32 @@ std::vector<const Optimizer::Entries*> Optimizer::lists() const {
   return all;
 }
 
-/// One block after another. Once one is updated an error leaves weights of two steps.
+/// Once something is written, an error leaves weights of two steps. Kernels that fail may have
+/// written.
+void Optimizer::apply(const std::function<void()>& work) {
+  try {
+    work();
+    stopped_.clear();
+  } catch (const core::DeviceError& error) {
+    stopped_ = error.what();
+    throw;
+  } catch (const std::exception& error) {
+    if (!stopped_.empty()) stopped_ = error.what();
+    throw;
+  }
+}
+
+void Optimizer::has_written() {
+  if (stopped_.empty()) stopped_ = "unknown";  // until it ends
+}
+
 void Optimizer::run_blocks(const UpdateBlock& update_block) {
   StateWindow window(lists(), lie_elsewhere(state_options_));
-  bool begun = false;
-  try {
-    for (const Batch& batch : batches_) {
-      if (batch.entries.empty()) return;
-      update_block(batch, window.enter());
-      begun = true;
-      window.leave();
-    }
-  } catch (const std::exception& error) {
-    if (begun) stopped_ = error.what();
-    throw;
+  for (const Batch& batch : batches_) {
+    if (batch.entries.empty()) return;
+    update_block(batch, window.enter());
+    has_written();
+    window.leave();
   }
 }
 
@@ -265,6 +277,16 @@ void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceSt
     call.device = device;
     update_group(groups_[batch.group], entries, call);
   });
+}
+
+void Optimizer::run_update(const std::vector<double>& scales) {
+  const bool of_parts = partition_.cuts_any() || lie_elsewhere(state_options_);
+  if (of_parts && updates_in_two_passes()) {
+    run_batches_of_parts(scales);
+  } else {
+    run_batches(scales, {});
+  }
+  if (partition_.cuts_any()) partition_.gather(updated());
 }
 
 void Optimizer::check_ended() const {
@@ -326,15 +348,7 @@ StepResult Optimizer::end_update(const Update& update) {
   if (update.scales.empty()) return leave(kNoGradient, update.options);
   core::WorkSpan span(core::ObservedWork::Kind::update, kind());
   show_flows(span);
-  tell_ranks_of_failure([&] {
-    const bool of_parts = partition_.cuts_any() || lie_elsewhere(state_options_);
-    if (of_parts && updates_in_two_passes()) {
-      run_batches_of_parts(update.scales);
-    } else {
-      run_batches(update.scales, {});
-    }
-    if (partition_.cuts_any()) partition_.gather(updated());
-  });
+  tell_ranks_of_failure([&] { apply([&] { run_update(update.scales); }); });
   kernels::weights_written(updated());  // they agree with their masters
   for (Parameter& parameter : parameters_) {
     if (gradient_of(parameter) == nullptr) continue;

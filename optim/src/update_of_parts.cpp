@@ -54,6 +54,7 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
       }
     }
     pending.push_back(begin_update(groups_[batch.group], pieces.entries, call_of(batch, scales)));
+    has_written();  // moments
     measures.leave();
   }
 

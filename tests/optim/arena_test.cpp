@@ -74,6 +74,23 @@ TEST(GradientArena, IsSharedByThoseWhoAttach) {
   EXPECT_EQ(arena->generation(), 1u);
 }
 
+TEST(GradientArena, WithoutBuffersWidensTheRestWhereMemoryIsThereAgain) {
+  const NamedTensors parameters = {make_parameter("a", {1000}, 1, DType::f16),
+                                   make_parameter("b", {1000}, 2, DType::f16)};
+  const auto without_buffers = std::make_shared<const char>();
+  const auto arena = GradientArena::attach(parameters, false, without_buffers);
+  write_gradients(parameters, 3);
+  const std::vector<Values> gradients = gradients_of(parameters);
+  const Device device = core::default_device();
+  core::set_memory_capacity(device, core::memory_stats(device).current_total + 4096);
+  EXPECT_THROW(arena->use_f32_slots(), core::OutOfMemory);
+  core::set_memory_capacity(device, SIZE_MAX);
+  EXPECT_EQ(GradientArena::attach(parameters), arena);
+  for (const auto& [name, tensor] : parameters)
+    EXPECT_EQ(tensor.grad().dtype(), DType::f32) << name;
+  EXPECT_EQ(gradients_of(parameters), gradients);
+}
+
 TEST(GradientArena, FrozenParametersBelongToItWithoutASlot) {
   NamedTensors parameters = three();
   parameters[1].tensor.set_requires_grad(false);

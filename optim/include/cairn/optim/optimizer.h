@@ -348,6 +348,9 @@ class Optimizer : public core::Stateful {
   std::vector<const Entries*> lists() const;  // of the batches, up to the first without any
   Call call_of(const Batch& batch, const std::vector<double>& scales) const;
   using UpdateBlock = std::function<void(const Batch&, const Entries&)>;
+  void apply(const std::function<void()>& work);
+  void has_written();  // what an update that stops there cannot take back
+  void run_update(const std::vector<double>& scales);
   void run_blocks(const UpdateBlock& update_block);
   void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
   /// The same of a rule that updates_in_two_passes(), where entries are not whole tensors. A
