@@ -19,6 +19,8 @@ cairn_require_library(dnnl oneapi/dnnl/dnnl.hpp dnnl libdnnl-dev)
 cairn_require_library(hwy hwy/highway.h hwy libhwy-dev)
 cairn_require_library(xxhash xxhash.h xxhash libxxhash-dev)
 cairn_require_library(sodium sodium.h sodium libsodium-dev)
+cairn_require_library(turbojpeg turbojpeg.h turbojpeg libturbojpeg0-dev)
+cairn_require_library(png16 png.h png16 libpng-dev)
 # cairn_require_header(NAME HEADER DEBIAN): CAIRN_<NAME>_INCLUDE, of a library that is headers alone and that
 # no public header names.
 function(cairn_require_header name header debian)

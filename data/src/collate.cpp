@@ -13,8 +13,22 @@ Shape batched(const Shape& sample, std::int64_t samples) {
   return shape;
 }
 
-float normalized(const Normalize& rule, double x) {
-  return static_cast<float>((x * rule.scale - rule.mean) / rule.deviation);
+float normalized(const Normalize& rule, std::int64_t channel, double x) {
+  return static_cast<float>((x * rule.scale - rule.mean.of(channel)) / rule.deviation.of(channel));
+}
+
+void check(const Normalize& rule, const SampleSpec& spec) {
+  CAIRN_CHECK(spec.input_dtype == DType::u8 || spec.input_dtype == DType::f32, "data_loader",
+              "expected u8 or f32 inputs to normalise, got ", spec.input_dtype);
+  for (const double deviation : rule.deviation.values())
+    CAIRN_CHECK(deviation > 0.0, "data_loader", "expected a deviation > 0, got ", deviation);
+  for (const std::vector<double>* each : {&rule.mean.values(), &rule.deviation.values()}) {
+    const auto count = static_cast<std::int64_t>(each->size());
+    const bool fits = !spec.input_shape.empty() && spec.input_shape[0] == count;
+    CAIRN_CHECK(count == 1 || fits, "data_loader",
+                "expected one mean and deviation, or one for each channel of samples ",
+                spec.input_shape, ", got ", count);
+  }
 }
 
 // While it lives, the calling thread's generator draws what belongs to a sample, and nothing but
@@ -54,13 +68,13 @@ Collator::Collator(const Dataset& dataset, const LoaderOptions& options, std::ui
       seed_(seed),
       epoch_(epoch) {
   if (!options.normalize) return;
-  CAIRN_CHECK(spec_.input_dtype == DType::u8 || spec_.input_dtype == DType::f32, "data_loader",
-              "expected u8 or f32 inputs to normalise, got ", spec_.input_dtype);
-  CAIRN_CHECK(options.normalize->deviation > 0.0, "data_loader", "expected a deviation > 0, got ",
-              options.normalize->deviation);
+  check(*options.normalize, spec_);
   if (normalizes_on_device(options)) return;
   normalize_ = options.normalize;
-  for (int byte = 0; byte < 256; ++byte) byte_values_.push_back(normalized(*normalize_, byte));
+  for (std::int64_t channel = 0; channel < normalize_->channels(); ++channel) {
+    for (int byte = 0; byte < 256; ++byte)
+      byte_values_.push_back(normalized(*normalize_, channel, byte));
+  }
 }
 
 Tensor Collator::host_tensor(const Shape& sample, std::int64_t samples, DType dtype) const {
@@ -85,16 +99,25 @@ Batch Collator::collate(std::vector<std::int64_t> indices) const {
     const SampleDraws draws(seed_, epoch_, index);
     dataset_->read(index, sample_of(raw, i), sample_of(batch.labels, i));
   }
-  if (!normalize_) return batch;
-  auto* out = batch.inputs.data<float>();
-  const std::int64_t n = batch.inputs.numel();
-  if (widen) {
-    const auto* in = raw.data<std::uint8_t>();
-    for (std::int64_t i = 0; i < n; ++i) out[i] = byte_values_[in[i]];
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) out[i] = normalized(*normalize_, out[i]);
-  }
+  if (normalize_) normalize(raw, batch.inputs);
   return batch;
+}
+
+/// `raw` may be `out`.
+void Collator::normalize(const Tensor& raw, const Tensor& out) const {
+  const std::int64_t channels = normalize_->channels(), planes = channels * out.size(0),
+                     pixels = planes == 0 ? 0 : out.numel() / planes;
+  for (std::int64_t plane = 0; plane < planes; ++plane) {
+    const std::int64_t channel = plane % channels, begin = plane * pixels;
+    float* const to = out.data<float>() + begin;
+    if (raw.dtype() == DType::u8) {
+      const std::uint8_t* const from = raw.data<std::uint8_t>() + begin;
+      const float* const values = byte_values_.data() + 256 * channel;
+      for (std::int64_t i = 0; i < pixels; ++i) to[i] = values[from[i]];
+    } else {
+      for (std::int64_t i = 0; i < pixels; ++i) to[i] = normalized(*normalize_, channel, to[i]);
+    }
+  }
 }
 
 }  // namespace cairn::data::detail

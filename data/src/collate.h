@@ -22,6 +22,7 @@ class Collator {
   Batch collate(std::vector<std::int64_t> indices) const;
 
  private:
+  void normalize(const Tensor& raw, const Tensor& out) const;
   Tensor host_tensor(const Shape& sample, std::int64_t samples, DType dtype) const;
 
   const Dataset* dataset_;
@@ -30,7 +31,7 @@ class Collator {
   std::uint64_t seed_;
   std::int64_t epoch_;
   std::optional<Normalize> normalize_;  // unset: not here
-  std::vector<float> byte_values_;      // what each u8 becomes
+  std::vector<float> byte_values_;      // [channels, 256]: what each u8 becomes
 };
 
 }  // namespace cairn::data::detail

@@ -1,9 +1,11 @@
 #include "cairn/data/transforms.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 
-#include "cairn/core/generator.h"
+#include "draws.h"
 
 namespace cairn::data {
 
@@ -30,15 +32,9 @@ Planes planes_of(const TensorView& image, const char* where) {
           size_of(image.dtype)};
 }
 
-std::uint32_t draw_bits() {
-  const core::RandomDraw draw = Generator::current().draw();
-  return core::philox(draw.seed, draw.offset, 0)[0];
-}
-
 /// A whole number of [-most, most], all alike.
 std::int64_t draw_shift(std::int64_t most) {
-  const auto choices = static_cast<std::uint64_t>(2 * most + 1);
-  return static_cast<std::int64_t>((draw_bits() * choices) >> 32) - most;
+  return detail::draw_below(2 * most + 1) - most;
 }
 
 /// What was at (y + down, x + right) comes to (y, x); zeros from outside.
@@ -69,6 +65,44 @@ void mirror(const Planes& image) {
       }
     }
   }
+}
+
+std::uint8_t to_byte(float x) {
+  return static_cast<std::uint8_t>(std::clamp(x, 0.0f, 255.0f));
+}
+
+/// Pixels [3, count] of bytes, in planes.
+struct Pixels {
+  std::uint8_t* data;
+  std::size_t count;
+
+  float grey(std::size_t i) const {
+    return 0.2989f * data[i] + 0.587f * data[count + i] + 0.114f * data[2 * count + i];
+  }
+  float mean_grey() const {
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += std::floor(grey(i));
+    return static_cast<float>(sum / static_cast<double>(count));
+  }
+};
+
+/// factor * x + (1 - factor) * other(pixel).
+template <class Other>
+void blend(const Pixels& pixels, float factor, Other other) {
+  for (std::size_t i = 0; i < pixels.count; ++i) {
+    const float rest = (1 - factor) * other(i);
+    for (std::size_t c = 0; c < 3; ++c) {
+      std::uint8_t& x = pixels.data[c * pixels.count + i];
+      x = to_byte(factor * x + rest);
+    }
+  }
+}
+
+void change_color(const Pixels& pixels, std::size_t what, float factor) {
+  if (what == 0) return blend(pixels, factor, [](std::size_t) { return 0.0f; });
+  if (what == 1)
+    return blend(pixels, factor, [mean = pixels.mean_grey()](std::size_t) { return mean; });
+  blend(pixels, factor, [&](std::size_t i) { return std::floor(pixels.grey(i)); });
 }
 
 }  // namespace
@@ -102,7 +136,30 @@ Transform random_horizontal_flip(double probability) {
               "expected a probability of 0 to 1, got ", probability);
   return [probability](const TensorView& input) {
     const Planes image = planes_of(input, "random_horizontal_flip");
-    if (core::uniform_from_bits(draw_bits()) < probability) mirror(image);
+    if (detail::draw_uniform() < probability) mirror(image);
+  };
+}
+
+Transform color_jitter(const ColorJitterOptions& options) {
+  const std::array<double, 3> most{options.brightness, options.contrast, options.saturation};
+  for (const double reach : most)
+    CAIRN_CHECK(reach >= 0, "color_jitter", "expected changes >= 0, got ", reach);
+  return [most](const TensorView& input) {
+    CAIRN_CHECK(input.dims() == 3 && input.size(0) == 3 && input.dtype == DType::u8 &&
+                    input.device.is_cpu() && input.is_contiguous(),
+                "color_jitter", "expected a contiguous u8 image [3, H, W] on the CPU, got ",
+                input.dtype, " of shape ", input.shape, " on ", input.device);
+    const Pixels pixels{input.as<std::uint8_t>(), static_cast<std::size_t>(input.numel() / 3)};
+    std::array<std::size_t, 3> order{0, 1, 2};
+    for (std::size_t i : {2u, 1u}) {
+      const auto other = detail::draw_below(static_cast<std::int64_t>(i) + 1);
+      std::swap(order[i], order[static_cast<std::size_t>(other)]);
+    }
+    for (const std::size_t what : order) {
+      const double low = std::max(0.0, 1 - most[what]), high = 1 + most[what];
+      const double factor = low + (high - low) * detail::draw_uniform();
+      if (most[what] > 0) change_color(pixels, what, static_cast<float>(factor));
+    }
   };
 }
 

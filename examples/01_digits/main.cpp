@@ -32,7 +32,7 @@ struct Flags : support::Flags {
   int slow_rank = -1;
 };
 
-constexpr data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
+const data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
 
 data::LoaderOptions loader_options(std::int64_t batch_size, Device device) {
   return {.batch_size = batch_size,

@@ -33,7 +33,7 @@ struct Flags : support::Flags {
   std::int64_t train_size = 60000, test_size = 10000;
 };
 
-constexpr data::Normalize kNormalize{.mean = 0.2860, .deviation = 0.3530};  // Fashion-MNIST's own
+const data::Normalize kNormalize{.mean = 0.2860, .deviation = 0.3530};  // Fashion-MNIST's own
 
 struct Images {
   data::TensorDataset train, test;

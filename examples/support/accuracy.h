@@ -18,6 +18,18 @@ inline double accuracy(const cairn::Tensor& logits, const cairn::Tensor& labels)
   return autograd::mean(autograd::to(right, DType::f32)).item();
 }
 
+/// Share of rows of which the label is among the k highest. logits [N, C], labels [N].
+inline double top_accuracy(const cairn::Tensor& logits, const cairn::Tensor& labels,
+                           std::int64_t k) {
+  using namespace cairn;
+  const autograd::NoGradGuard no_grad;
+  const Tensor highest = autograd::topk(logits, std::min(k, logits.size(1))).index;
+  const Tensor each = autograd::reshape(labels, {labels.size(0), 1});
+  const Tensor right = autograd::compare(kernels::BinaryOp::eq, highest, each);
+  return autograd::sum(autograd::to(right, DType::f32)).item() /
+         static_cast<double>(labels.size(0));
+}
+
 /// Of all samples of `test`; each process looks at its part of them. Trains on afterwards.
 inline double test_accuracy(cairn::nn::Module& model, const cairn::data::Dataset& test,
                             const cairn::World& world, const cairn::data::LoaderOptions& options) {

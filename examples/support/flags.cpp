@@ -70,9 +70,11 @@ void Flags::add_to(CLI::App& app) {
   app.add_option("--lr", lr, "learning rate")->check(command_line::above_zero());
   app.add_option("--weight-decay", weight_decay, "of all parameters")
       ->check(command_line::not_below_zero());
-  app.add_option("--schedule", schedule,
-                 "of the learning rate: cosine (to 0 at the last step) or constant")
-      ->check(CLI::IsMember({"cosine", "constant"}));
+  app.add_option(
+         "--schedule", schedule,
+         "of the learning rate: cosine (to 0 at the last step), steps (to a tenth after each "
+         "third) or constant")
+      ->check(CLI::IsMember({"cosine", "steps", "constant"}));
   app.add_option("--seed", seed, "of initialisation, order and data");
   app.add_option("--checkpoint-dir", checkpoint_dir,
                  "folder for checkpoints; none: nothing is saved. SIGTERM then saves and ends with "
@@ -165,6 +167,7 @@ std::int64_t Flags::total_steps(const data::DataLoader& loader) const {
 }
 
 optim::Curve Flags::learning_rate_curve(std::int64_t total_steps) const {
+  if (schedule == "steps") return optim::step_decay(std::max<std::int64_t>(1, total_steps / 3));
   return schedule == "cosine" ? optim::cosine(total_steps) : optim::constant();
 }
 

@@ -311,10 +311,32 @@ TEST(DataLoader, NormalizesBytes) {
   EXPECT_EQ(batch->labels.to_vector(), (std::vector<double>{1, 2}));
 }
 
+TEST(DataLoader, NormalizesEachChannel) {
+  const Normalize rule{.mean = {0.485, 0.456, 0.406}, .deviation = {0.229, 0.224, 0.225}};
+  const std::vector<double> values{0, 51, 255, 7, 8, 9, 10, 11, 12, 13, 14, 250};
+  for (const DType dtype : {DType::u8, DType::f32}) {
+    const TensorDataset set(Tensor::from(values, {2, 3, 2, 1}, dtype));
+    SequentialSampler sampler(2);
+    DataLoader loader(set, sampler, {.batch_size = 2, .normalize = rule});
+    const std::vector<double> seen = loader.begin()->inputs.to_vector();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::size_t channel = i / 2 % 3;
+      const double mean[] = {0.485, 0.456, 0.406}, deviation[] = {0.229, 0.224, 0.225};
+      EXPECT_NEAR(seen[i], (values[i] / 255 - mean[channel]) / deviation[channel], 1e-6) << i;
+    }
+  }
+  const TensorDataset grey(Tensor::from(values, {12, 1}, DType::u8));
+  SequentialSampler sampler(12);
+  expect_error<core::InvalidArgument>(
+      [&] { DataLoader(grey, sampler, {.batch_size = 2, .normalize = rule}); },
+      {"each channel of samples [1]", "got 3"});
+}
+
 // As a kernel of the device would.
 Tensor normalized(const Tensor& x, const Normalize& rule) {
   std::vector<double> values = x.to_vector();
-  for (double& value : values) value = (value * rule.scale - rule.mean) / rule.deviation;
+  for (double& value : values)
+    value = (value * rule.scale - rule.mean.of(0)) / rule.deviation.of(0);
   return Tensor::from(values, x.shape(), DType::f32, x.device());
 }
 

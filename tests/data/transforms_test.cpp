@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "cairn/core/generator.h"
@@ -171,6 +172,67 @@ TEST(TransformedDataset, IsTheSameForAnyWorkersAndAnotherInEachEpoch) {
   }
   EXPECT_EQ(of_sample.size(), 60u);
   EXPECT_LE(equal, 10);  // one in 50 by chance
+}
+
+// Of bytes, three planes.
+std::vector<double> jittered(const ColorJitterOptions& options, const std::vector<double>& image,
+                             int pixels) {
+  const Tensor x = Tensor::from(image, {3, 1, pixels}, DType::u8);
+  color_jitter(options)(x.view());
+  return x.to_vector();
+}
+
+TEST(ColorJitter, BrightnessIsAFactorOfAllPixels) {
+  manual_seed(3);
+  const std::vector<double> image{10, 20, 200, 100, 0, 40};
+  double lowest = 2, highest = 0;
+  for (int draw = 0; draw < 200; ++draw) {
+    const auto seen = jittered({.brightness = 0.25}, image, 2);
+    const double factor = (seen[2] + 0.5) / 200;
+    lowest = std::min(lowest, factor);
+    highest = std::max(highest, factor);
+    for (std::size_t i = 0; i < image.size(); ++i)
+      ASSERT_NEAR(seen[i], std::min(255.0, factor * image[i]), 1.0) << i;
+  }
+  EXPECT_NEAR(lowest, 0.75, 0.02);
+  EXPECT_NEAR(highest, 1.25, 0.02);
+}
+
+TEST(ColorJitter, ContrastKeepsTheMeanGrey) {
+  manual_seed(3);
+  const std::vector<double> grey{100, 140, 100, 140, 100, 140};  // of mean 120
+  double lowest = 100, highest = 0;
+  for (int draw = 0; draw < 200; ++draw) {
+    const auto seen = jittered({.contrast = 0.5}, grey, 2);
+    ASSERT_NEAR(seen[0] + seen[1], 240, 2);
+    lowest = std::min(lowest, seen[1] - seen[0]);
+    highest = std::max(highest, seen[1] - seen[0]);
+  }
+  EXPECT_NEAR(lowest, 20, 2);
+  EXPECT_NEAR(highest, 60, 2);
+}
+
+TEST(ColorJitter, SaturationKeepsEachPixelsGrey) {
+  manual_seed(3);
+  const std::vector<double> image{200, 90, 90, 90, 90, 90};  // red and grey
+  const auto grey = [](double r, double g, double b) { return 0.2989 * r + 0.587 * g + 0.114 * b; };
+  std::set<double> reds;
+  for (int draw = 0; draw < 50; ++draw) {
+    const auto seen = jittered({.saturation = 0.4}, image, 2);
+    ASSERT_NEAR(grey(seen[0], seen[2], seen[4]), grey(200, 90, 90), 2);
+    for (const std::size_t i : {1, 3, 5}) ASSERT_NEAR(seen[i], 90, 1);
+    reds.insert(seen[0]);
+  }
+  EXPECT_GT(reds.size(), 10u);
+  EXPECT_EQ(jittered({}, image, 2), image);
+}
+
+TEST(ColorJitter, RefusesWhatItCannotChange) {
+  expect_error<core::InvalidArgument>([] { color_jitter({.contrast = -1}); }, {"got -1"});
+  const Transform change = color_jitter({.brightness = 0.5});
+  for (const Tensor& x :
+       {Tensor::empty({1, 4, 4}, DType::u8), Tensor::empty({3, 4, 4}, DType::f32)})
+    expect_error<core::InvalidArgument>([&] { change(x.view()); }, {"[3, H, W]"});
 }
 
 }  // namespace

@@ -23,8 +23,10 @@
 //   for (const data::Batch& batch : loader) train_step(batch);
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -36,12 +38,30 @@
 
 namespace cairn::data {
 
+/// One number for all channels, or one for each: of samples [C, ...].
+class PerChannel {
+ public:
+  PerChannel(double all) : values_{all} {}
+  PerChannel(std::initializer_list<double> each) : values_(each) {}
+  double of(std::int64_t channel) const {
+    return values_.size() == 1 ? values_.front() : values_.at(static_cast<std::size_t>(channel));
+  }
+  const std::vector<double>& values() const { return values_; }
+
+ private:
+  std::vector<double> values_;
+};
+
 /// inputs become f32: (x * scale - mean) / deviation. The defaults map u8 to [0, 1]; MNIST's own
 /// are mean 0.1307, deviation 0.3081.
 struct Normalize {
   double scale = 1.0 / 255.0;
-  double mean = 0.0;
-  double deviation = 1.0;
+  PerChannel mean = 0.0;
+  PerChannel deviation = 1.0;
+
+  std::int64_t channels() const {  // 1: all alike
+    return static_cast<std::int64_t>(std::max(mean.values().size(), deviation.values().size()));
+  }
 };
 
 struct LoaderOptions {

@@ -1,5 +1,5 @@
 // Transforms: random changes of samples while the loader reads them, in its threads
-// (torchvision.transforms.v2: RandomCrop, RandomHorizontalFlip).
+// (torchvision.transforms.v2: RandomCrop, RandomHorizontalFlip, ColorJitter).
 //
 // A Transform changes the input of one sample, contiguous CPU memory, in place; shape and dtype
 // stay. What it draws comes from Generator::current(), which the loader seeds for each sample and
@@ -46,5 +46,15 @@ struct RandomCropOptions {
 Transform random_crop(const RandomCropOptions& options);
 /// Mirrors left and right.
 Transform random_horizontal_flip(double probability = 0.5);
+
+/// Each change is a factor of [max(0, 1 - x), 1 + x].
+struct ColorJitterOptions {
+  double brightness = 0;  // of the pixel
+  double contrast = 0;    // of its distance to the image's mean grey
+  double saturation = 0;  // of its distance to its own grey
+};
+/// Of images [3, H, W] u8, RGB; the three in an order that is drawn too. Throws InvalidArgument for
+/// another input.
+Transform color_jitter(const ColorJitterOptions& options);
 
 }  // namespace cairn::data
