@@ -28,6 +28,7 @@
 #include <cairn/data/csv.h>
 #include <cairn/data/drawn_digits.h>
 #include <cairn/data/idx.h>
+#include <cairn/data/image_folder.h>
 #include <cairn/data/loader.h>
 #include <cairn/data/mean.h>
 #include <cairn/data/text.h>
