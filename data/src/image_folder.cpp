@@ -19,9 +19,8 @@ constexpr const char* kWhere = "image_folder";
 
 bool is_picture(const fs::path& path) {
   std::string ending = path.extension().string();
-  std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  std::transform(ending.begin(), ending.end(), ending.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
 }
 
@@ -46,8 +45,8 @@ std::vector<std::string> folders_of(const std::string& root) {
 
 std::vector<std::string> files_of(const fs::path& folder) try {
   std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(
-           folder, fs::directory_options::follow_directory_symlink)) {
+  for (const fs::directory_entry& entry :
+       fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink)) {
     if (entry.is_regular_file()) names.push_back(entry.path().lexically_relative(folder).string());
   }
   return names;
@@ -102,8 +101,8 @@ Window draw_window(std::int64_t height, std::int64_t width, const ImageFolderOpt
   for (int attempt = 0; attempt < 10; ++attempt) {
     const double area = static_cast<double>(height * width) *
                         draw_between(options.smallest_area, options.largest_area);
-    const double ratio = std::exp(
-        draw_between(std::log(options.smallest_ratio), std::log(options.largest_ratio)));
+    const double ratio =
+        std::exp(draw_between(std::log(options.smallest_ratio), std::log(options.largest_ratio)));
     const std::int64_t w = std::lround(std::sqrt(area * ratio)),
                        h = std::lround(std::sqrt(area / ratio));
     if (w <= 0 || w > width || h <= 0 || h > height) continue;

@@ -9,7 +9,8 @@ namespace cairn::data::detail {
 
 namespace {
 
-constexpr int kFraction = 32 - 8 - 2;  // bits of a weight, as many as a sum of bytes leaves room for
+constexpr int kFraction =
+    32 - 8 - 2;  // bits of a weight, as many as a sum of bytes leaves room for
 
 /// What one line of the result is made of.
 struct Taps {
@@ -27,8 +28,7 @@ std::uint8_t byte_of(std::int32_t sum) {
 
 Taps taps_of(std::int64_t line, std::int64_t from, std::int64_t to) {
   const double scale = static_cast<double>(from) / static_cast<double>(to),
-               reach = std::max(scale, 1.0),
-               center = (static_cast<double>(line) + 0.5) * scale;
+               reach = std::max(scale, 1.0), center = (static_cast<double>(line) + 0.5) * scale;
   const auto begin = std::max<std::int64_t>(0, static_cast<std::int64_t>(center - reach + 0.5)),
              end = std::min(from, static_cast<std::int64_t>(center + reach + 0.5));
   std::vector<double> weights;

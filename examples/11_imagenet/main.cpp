@@ -38,7 +38,8 @@ struct Flags : support::Flags {
 
   void add_to(CLI::App& app) {
     support::Flags::add_to(app);
-    app.get_option("--lr")->description("learning rate of 256 images a step; of more or fewer, in proportion");
+    app.get_option("--lr")->description(
+        "learning rate of 256 images a step; of more or fewer, in proportion");
     app.add_option("--data", data, "folder with train/CLASS/PICTURE and val/CLASS/PICTURE")
         ->required()
         ->check(CLI::ExistingDirectory);
@@ -150,21 +151,20 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
   options.drop_last = true;
   data::DataLoader loader(training, sampler, options);
   const std::int64_t total_steps = flags.total_steps(loader);
-  const std::int64_t up = std::min(
-      total_steps / 2, flags.warm_up * loader.batches_per_epoch() / flags.accumulate);
+  const std::int64_t up =
+      std::min(total_steps / 2, flags.warm_up * loader.batches_per_epoch() / flags.accumulate);
   optim::Schedule schedule(*optimizer,
                            optim::warm_up(up, flags.learning_rate_curve(total_steps - up)));
   optim::Accumulation accumulation({.steps = flags.accumulate, .world = world});
 
-  checkpointing::TrainingState state(
-      {{"model", model},
-       {"optimizer", *optimizer},
-       {"amp", precision},
-       {"schedule", schedule},
-       {"accumulation", accumulation},
-       {"sampler", sampler},
-       {"ddp", *ddp}},
-      world, {.keep_best = 1, .best = checkpointing::Best::highest});
+  checkpointing::TrainingState state({{"model", model},
+                                      {"optimizer", *optimizer},
+                                      {"amp", precision},
+                                      {"schedule", schedule},
+                                      {"accumulation", accumulation},
+                                      {"sampler", sampler},
+                                      {"ddp", *ddp}},
+                                     world, {.keep_best = 1, .best = checkpointing::Best::highest});
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
   support::Reporter reporter(
@@ -189,8 +189,8 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
       part.next("forward");
       const optim::MicroBatch micro = accumulation.begin(batch.size());
       const Tensor logits = (*ddp)(batch.inputs);
-      const Tensor loss = nn::cross_entropy(logits, batch.labels,
-                                            {.label_smoothing = flags.label_smoothing});
+      const Tensor loss =
+          nn::cross_entropy(logits, batch.labels, {.label_smoothing = flags.label_smoothing});
       part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
       reporter.micro_batch(loss.item(), support::accuracy(logits, batch.labels));
@@ -237,8 +237,8 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
     numbers.push_back({"steps", static_cast<double>(step)});
     numbers.push_back({"images_per_second", reporter.per_second()});
   }
-  reporter.finish(numbers, {{"peak memory",
-                             support::human_bytes(core::memory_stats(device).peak_total)}});
+  reporter.finish(numbers,
+                  {{"peak memory", support::human_bytes(core::memory_stats(device).peak_total)}});
   return 0;
 }
 

@@ -32,8 +32,8 @@ class Block : public nn::Module {
       add(width, width, 3, 1, false);
     }
     if (stride == 1 && in == out) return;
-    shortcut_ = add_module("downsample",
-                           nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out)));
+    shortcut_ =
+        add_module("downsample", nn::Sequential(conv(in, out, 1, stride), nn::BatchNorm2d(out)));
   }
   std::string kind() const override { return "Block"; }
   Tensor forward(const Tensor& x) override {
@@ -46,7 +46,8 @@ class Block : public nn::Module {
   void add(std::int64_t in, std::int64_t out, std::int64_t size, int stride, bool relu) {
     const std::string number = std::to_string(layers_.size() + 1);
     const auto convolution = add_module("conv" + number, conv(in, out, size, stride));
-    layers_.push_back({convolution, add_module("bn" + number, nn::BatchNorm2d(out, {.relu = relu}))});
+    layers_.push_back(
+        {convolution, add_module("bn" + number, nn::BatchNorm2d(out, {.relu = relu}))});
   }
 
   struct Layer {
@@ -72,8 +73,7 @@ Sizes sizes_of(const std::string& arch) {
 }  // namespace
 
 ResNet::ResNet(const std::string& arch, std::int64_t classes)
-    : conv1_(add_module("conv1",
-                        nn::Conv2d(3, 64, 7, {.stride = 2, .padding = 3, .bias = false}))),
+    : conv1_(add_module("conv1", nn::Conv2d(3, 64, 7, {.stride = 2, .padding = 3, .bias = false}))),
       bn1_(add_module("bn1", nn::BatchNorm2d(64, {.relu = true}))) {
   const Sizes sizes = sizes_of(arch);
   for (std::size_t i = 0; i < 4; ++i) {

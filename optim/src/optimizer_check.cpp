@@ -71,10 +71,12 @@ PendingReport Optimizer::begin_check(double norm_type) const {
 
 namespace {
 
-/// These elements of the f32 master, or of the weight where it has none.
-TensorView exact_weight(const Tensor& weight, const OwnedRange& part) {
+/// These elements of the f32 master, or of the weight where it has none, or will have none once it
+/// is updated.
+TensorView exact_weight(const Tensor& weight, const OwnedRange& part, MasterStorage masters) {
   const auto* master = kernels::MasterWeight::of(weight);
-  const bool has_master = master != nullptr && master->storage() == MasterStorage::f32;
+  const bool has_master =
+      master != nullptr && master->storage() == MasterStorage::f32 && masters == MasterStorage::f32;
   if (!part) return has_master ? master->tensor().view() : weight.view();
   if (!has_master) return core::part_of_weight(weight, *part);
   const TensorView view = master->tensor();
@@ -163,7 +165,7 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
       }
       if (!larc_) continue;
       const OwnedRange part = ranks.own_part(i);
-      const TensorView weight = exact_weight(tensor, part);
+      const TensorView weight = exact_weight(tensor, part, state_options_.masters);
       part ? weights.add(i, weight, *part, tensor.numel()) : weights.add(i, weight);
       pending.divided_ = pending.divided_ || part;
     }

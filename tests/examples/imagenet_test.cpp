@@ -63,10 +63,10 @@ Told told_by(const std::filesystem::path& run) {
 
 TEST_F(Imagenet, LearnsPhotographs) {
   const std::string run = (folder_ / "run").string();
-  const ShellResult result = shell(
-      job("--batch-size 20 --lr 0.5 --warm-up 1 --epochs 6 --label-smoothing 0.1 --color 0.2 "
-          "--keep-batchnorm-fp32 --loss-scale 1024 --checkpoint-dir " +
-          (folder_ / "checkpoints").string() + " --observe " + run));
+  const ShellResult result =
+      shell(job("--batch-size 20 --lr 0.5 --warm-up 1 --epochs 6 --label-smoothing 0.1 --color 0.2 "
+                "--keep-batchnorm-fp32 --loss-scale 1024 --checkpoint-dir " +
+                (folder_ / "checkpoints").string() + " --observe " + run));
   ASSERT_EQ(result.status, 0) << result.out << result.err;
   const Told told = told_by(run);
   EXPECT_EQ(told.steps, 60);
@@ -111,12 +111,11 @@ TEST_F(Imagenet, HasTorchvisionsLogits) {
             "torch.save(v.models.resnet18(num_classes=10).state_dict(), sys.argv[1])' " +
             weights);
   ASSERT_EQ(saved.status, 0) << saved.err;
-  const ShellResult ours = shell(
-      job("--opt-level O0 --batch-size 20 --evaluate --pretrained " + weights + " --logits " + logits));
+  const ShellResult ours = shell(job("--opt-level O0 --batch-size 20 --evaluate --pretrained " +
+                                     weights + " --logits " + logits));
   ASSERT_EQ(ours.status, 0) << ours.err;
-  const ShellResult same =
-      shell(std::string(python) + " -B " + example("compare.py") + " " + pictures().string() + " " +
-            weights + " " + logits + " --size 32");
+  const ShellResult same = shell(std::string(python) + " -B " + example("compare.py") + " " +
+                                 pictures().string() + " " + weights + " " + logits + " --size 32");
   EXPECT_EQ(same.status, 0) << same.out << same.err;
 }
 
@@ -128,7 +127,8 @@ TEST(Normalize, OnTheDeviceIsThatOfTheWorkers) {
       support::normalize(Tensor::from(bytes, {2, 3, 2, 2}, DType::u8), rule).to_vector();
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     const auto channel = static_cast<std::int64_t>(i / 4 % 3);
-    EXPECT_NEAR(seen[i], (bytes[i] / 255 - rule.mean.of(channel)) / rule.deviation.of(channel), 1e-6);
+    EXPECT_NEAR(seen[i], (bytes[i] / 255 - rule.mean.of(channel)) / rule.deviation.of(channel),
+                1e-6);
   }
 }
 

@@ -100,6 +100,20 @@ TEST(Larc, ReadsNormsOfGradientsThatEachGroupHasClipped) {
   test::expect_close(weights[1], weights[3], 1e-6, 1e-6);
 }
 
+// A weight of a group that came later may have a master that its first step turns to a remainder.
+TEST(Larc, WithRemaindersMeasuresHalfWeightsFromTheFirstStepOn) {
+  const NamedTensor weight = make_parameter("a", {4}, 1, DType::bf16);
+  kernels::MasterWeight::assign(weight.tensor, Tensor::full({4}, 1.1));  // 1.1015625 as bf16
+  FusedSGD optimizer({weight}, {.lr = 1.0});
+  optimizer.set_state_options({.masters = MasterStorage::remainder});
+  LARC larc(optimizer, {.clip = false});
+  for (const double expected : {1.1 - 0.02 * 1.1015625, 1.1 - 0.02 * (1.1015625 + 1.078125)}) {
+    write_gradient(weight.tensor, Values(4, 1.0));
+    expect_applied(larc.step());
+    test::expect_close(exact(weight.tensor), Values(4, expected), 1e-6, 1e-6);
+  }
+}
+
 TEST(Larc, EndsWithTheWrapper) {
   const NamedTensors parameters = {make_parameter("a", {5}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});
