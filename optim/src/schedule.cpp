@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <string>
 #include <utility>
@@ -51,6 +52,38 @@ Curve linear(std::int64_t total_steps, double final_factor) {
   check_factor("linear", final_factor);
   return
       [=](std::int64_t step) { return 1.0 + (final_factor - 1.0) * progress(step, total_steps); };
+}
+
+Curve cosine_restarts(std::int64_t first_steps, std::int64_t times, double final_factor) {
+  check_length("cosine_restarts", first_steps, 1);
+  CAIRN_CHECK(times >= 1, "cosine_restarts", "expected times >= 1, got ", times);
+  check_factor("cosine_restarts", final_factor);
+  return [=](std::int64_t step) {
+    std::int64_t length = first_steps;
+    for (; step >= length; length *= times) {
+      if (times == 1) return cosine(length, final_factor)(step % length);
+      step -= length;
+    }
+    return cosine(length, final_factor)(step);
+  };
+}
+
+Curve one_cycle(std::int64_t total_steps, const OneCycleOptions& options) {
+  check_length("one_cycle", total_steps, 2);
+  CAIRN_CHECK(options.rising > 0 && options.rising < 1, "one_cycle",
+              "expected a rising part between 0 and 1, got ", options.rising);
+  check_factor("one_cycle", options.start_factor);
+  check_factor("one_cycle", options.final_factor);
+  const double last = static_cast<double>(total_steps - 1);
+  const double top = std::max(options.rising * (last + 1) - 1, 1e-9);  // torch's: a step early
+  return [=](std::int64_t step) {
+    const auto between = [](double from, double to, double share) {
+      return to + (from - to) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
+    };
+    const double at = std::min(static_cast<double>(step), last);
+    if (at <= top) return between(options.start_factor, 1.0, at / top);
+    return between(1.0, options.final_factor, (at - top) / (last - top));
+  };
 }
 
 Curve constant(double factor) {
@@ -125,6 +158,73 @@ void Schedule::load_state_dict(const StateDict& state) {
   base_lr_ = std::move(loaded);
   position_ = position;
   apply();
+}
+
+ReduceOnPlateau::ReduceOnPlateau(Optimizer& optimizer, const PlateauOptions& options)
+    : optimizer_(&optimizer),
+      options_(options),
+      best_(options.higher_is_better ? -std::numeric_limits<double>::infinity()
+                                     : std::numeric_limits<double>::infinity()) {
+  CAIRN_CHECK(options.factor > 0 && options.factor < 1, "reduce_on_plateau",
+              "expected a factor between 0 and 1, got ", options.factor);
+  CAIRN_CHECK(options.patience >= 0 && options.cooldown >= 0, "reduce_on_plateau",
+              "expected a patience and a cooldown >= 0, got ", options.patience, " and ",
+              options.cooldown);
+  CAIRN_CHECK(options.threshold >= 0 && options.smallest_lr >= 0, "reduce_on_plateau",
+              "expected a threshold and a smallest_lr >= 0, got ", options.threshold, " and ",
+              options.smallest_lr);
+}
+
+bool ReduceOnPlateau::is_better(double metric) const {
+  const double margin = std::isfinite(best_) ? options_.threshold * std::abs(best_) : 0.0;
+  return options_.higher_is_better ? metric > best_ + margin : metric < best_ - margin;
+}
+
+bool ReduceOnPlateau::step(double metric) {
+  ++waited_;
+  if (is_better(metric)) {
+    best_ = metric;
+    waited_ = 0;
+  }
+  if (cooling_ > 0) {
+    --cooling_;
+    waited_ = 0;
+  }
+  if (waited_ <= options_.patience) return false;
+  cooling_ = options_.cooldown;
+  waited_ = 0;
+  return reduce();
+}
+
+bool ReduceOnPlateau::reduce() {
+  (void)optimizer_->lr();  // throws where it was moved from
+  bool lowered = false;
+  for (ParameterGroup& group : optimizer_->groups()) {
+    const double lr = std::max(group.lr * options_.factor, options_.smallest_lr);
+    lowered = lowered || lr < group.lr;
+    group.lr = std::min(lr, group.lr);
+  }
+  return lowered;
+}
+
+StateDict ReduceOnPlateau::state_dict() const {
+  StateDict state;
+  state.set("best", best_);
+  state.set("waited", waited_);
+  state.set("cooling", cooling_);
+  return state;
+}
+
+void ReduceOnPlateau::load_state_dict(const StateDict& state) {
+  const double best = state.number("best");
+  const std::int64_t waited = state.integer("waited"), cooling = state.integer("cooling");
+  if (waited < 0 || cooling < 0) {
+    core::fail<core::DataError>("reduce_on_plateau", "expected counts >= 0, got ", waited, " and ",
+                                cooling, " (nothing was changed)");
+  }
+  best_ = best;
+  waited_ = waited;
+  cooling_ = cooling;
 }
 
 }  // namespace cairn::optim

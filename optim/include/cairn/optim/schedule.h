@@ -29,6 +29,18 @@ Curve cosine(std::int64_t total_steps, double final_factor = 0.0);
 /// From 1 to final_factor over total_steps in a straight line, then constant.
 Curve linear(std::int64_t total_steps, double final_factor = 0.0);
 Curve constant(double factor = 1.0);
+/// From 1 to final_factor along half a cosine over first_steps, then again from 1 over times as many
+/// steps, and so on (Loshchilov & Hutter 2017; torch's CosineAnnealingWarmRestarts).
+Curve cosine_restarts(std::int64_t first_steps, std::int64_t times = 1, double final_factor = 0.0);
+
+struct OneCycleOptions {
+  double rising = 0.3;         // of all steps
+  double start_factor = 0.04;  // 1 / torch's div_factor
+  double final_factor = 4e-6;  // torch's: start_factor / 1e4
+};
+/// From start_factor up to 1 and down to final_factor at the last of total_steps, each along half a
+/// cosine, then constant (Smith & Topin 2019; torch's OneCycleLR of max_lr 1).
+Curve one_cycle(std::int64_t total_steps, const OneCycleOptions& options = {});
 /// (step + 1) / (steps + 1) of the next curve's start during `steps` steps, then `next` from its 0.
 /// The first step has a learning rate above zero, the first one after the warm-up the full one.
 Curve warm_up(std::int64_t steps, Curve next = constant());
@@ -60,6 +72,41 @@ class Schedule : public core::Stateful {
   Curve curve_;
   std::vector<double> base_lr_;
   std::int64_t position_ = 0;
+};
+
+struct PlateauOptions {
+  double factor = 0.1;      // of every group's learning rate, each time
+  int patience = 10;        // metrics in a row that may be no better
+  double threshold = 1e-4;  // better: by more than this share of the best
+  int cooldown = 0;         // metrics after a reduction that do not count
+  double smallest_lr = 0.0;
+  bool higher_is_better = false;  // an accuracy; false: a loss
+};
+
+/// Lowers learning rates where a metric stops getting better: torch's ReduceLROnPlateau.
+///
+///   optim::ReduceOnPlateau plateau(optimizer, {.patience = 3});
+///   plateau.step(validation_loss);   // after each epoch; the same number on every rank
+class ReduceOnPlateau : public core::Stateful {
+ public:
+  /// The optimizer must outlive it. Throws InvalidArgument for options that make no sense.
+  explicit ReduceOnPlateau(Optimizer& optimizer, const PlateauOptions& options = {});
+
+  /// Whether it lowered a learning rate. A metric that is not a number is no better.
+  bool step(double metric);
+  double best() const { return best_; }
+
+  StateDict state_dict() const override;  // best, waited, cooling; rates are in the optimizer's
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  bool is_better(double metric) const;
+  bool reduce();
+
+  Optimizer* optimizer_;
+  PlateauOptions options_;
+  double best_;
+  std::int64_t waited_ = 0, cooling_ = 0;  // metrics
 };
 
 }  // namespace cairn::optim
