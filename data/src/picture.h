@@ -44,8 +44,8 @@ struct Window {
 };
 
 /// The window `from`, resized to height x width, of which `part` is written as planes
-/// [3, part.height, part.width]. Bilinear, with Pillow's bits (columns first): where it shrinks, the
-/// filter is as wide as what becomes one pixel.
+/// [3, part.height, part.width]. Bilinear, with Pillow's bits (columns first): where it shrinks,
+/// the filter is as wide as what becomes one pixel.
 void resize(const Picture& picture, const Window& from, std::int64_t height, std::int64_t width,
             const Window& part, std::uint8_t* planes);
 

@@ -29,8 +29,8 @@ Curve cosine(std::int64_t total_steps, double final_factor = 0.0);
 /// From 1 to final_factor over total_steps in a straight line, then constant.
 Curve linear(std::int64_t total_steps, double final_factor = 0.0);
 Curve constant(double factor = 1.0);
-/// From 1 to final_factor along half a cosine over first_steps, then again from 1 over times as many
-/// steps, and so on (Loshchilov & Hutter 2017; torch's CosineAnnealingWarmRestarts).
+/// From 1 to final_factor along half a cosine over first_steps, then again from 1 over `times` as
+/// many steps, and so on (Loshchilov & Hutter 2017; torch's CosineAnnealingWarmRestarts).
 Curve cosine_restarts(std::int64_t first_steps, std::int64_t times = 1, double final_factor = 0.0);
 
 struct OneCycleOptions {
