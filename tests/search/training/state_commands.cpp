@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "backward_command.h"
 #include "commands.h"
 #include "generators.h"
 #include "refusal_command.h"
@@ -140,7 +141,10 @@ class Resume : public Command {
     }
     const System::Outcome resumed =
         now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); });
-    if (resumed.gave_up()) return now.check();
+    if (resumed.gave_up()) {  // what waited for a step may be gone
+      now.check();
+      return clear_module(now);
+    }
     must_not_throw(resumed);
     load(now);
     now.backwards = 0;

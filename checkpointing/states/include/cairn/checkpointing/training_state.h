@@ -168,7 +168,8 @@ class TrainingState {
   std::optional<ResumeInfo> resume_latest(const std::string& dir, const ResumeOptions& how = {});
   /// Loads this checkpoint (a step-... folder). Throws core::IoError where it cannot be read and
   /// core::DataError where it is damaged or does not fit, naming every missing, surplus and
-  /// mis-shaped entry. Nothing has changed then, on any rank: what had loaded is loaded back.
+  /// mis-shaped entry. Nothing has changed then, on any rank: what had loaded is loaded back. Only
+  /// gradients that waited for a step may be gone, as after any load: clear the rest (clear_grad).
   ResumeInfo resume(const std::string& path, const ResumeOptions& how = {});
 
  private:
