@@ -24,7 +24,7 @@ using testing::HasSubstr;
 const std::string kTrainer = CAIRN_CAPI_TRAINER;
 const std::string kLibrary = CAIRN_C_LIBRARY;
 const std::string kCapiRun = std::string(CAIRN_RUN_PROGRAM) + " --nproc-per-node 2 ";
-const std::string kCapiProve = std::string(CAIRN_CKPT_PROGRAM) + " prove-resume --kill-at 40 -- ";
+const std::string kCapiProve = std::string(CAIRN_CKPT_PROGRAM) + " prove-resume --kill-at 20 -- ";
 
 // A library under a sanitizer is loaded by no program that is not.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -124,7 +124,7 @@ TEST(CapiPrograms, CLearnsAndResumes) {
   const std::vector<double> losses = losses_in(run(kTrainer + " '' 300"));
   ASSERT_EQ(losses.size(), 300u);
   EXPECT_LT(mean_of_last(losses, 20), losses[0] / 10);
-  EXPECT_THAT(run(kCapiProve + kCapiRun + kTrainer + " {dir} 80"), HasSubstr("resume: bit-exact"));
+  EXPECT_THAT(run(kCapiProve + kCapiRun + kTrainer + " {dir} 400"), HasSubstr("resume: bit-exact"));
 }
 
 TEST(CapiPrograms, CSaysWhatIsWrong) {
@@ -160,7 +160,7 @@ TEST(CapiPrograms, RustLearnsAndResumes) {
   run("rustc -O -L " + at + " -C link-arg=-Wl,-rpath," + at + " -o " + program + " " +
       example("trainer.rs"));
   EXPECT_THAT(run(program + " '' 200"), HasSubstr("step 200 y = 3.0000"));
-  EXPECT_THAT(run(kCapiProve + program + " {dir} 80"), HasSubstr("resume: bit-exact"));
+  EXPECT_THAT(run(kCapiProve + program + " {dir} 400"), HasSubstr("resume: bit-exact"));
   const ShellResult result = shell(program + " /proc/no 20");
   EXPECT_NE(result.status, 0);
   EXPECT_THAT(result.err, HasSubstr("/proc/no"));

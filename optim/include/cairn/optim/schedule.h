@@ -86,7 +86,7 @@ struct PlateauOptions {
 /// Lowers learning rates where a metric stops getting better: torch's ReduceLROnPlateau.
 ///
 ///   optim::ReduceOnPlateau plateau(optimizer, {.patience = 3});
-///   plateau.step(validation_loss);   // after each epoch; the same number on every rank
+///   plateau.step(loss.item());   // a validation loss, after each epoch; the same on every rank
 class ReduceOnPlateau : public core::Stateful {
  public:
   /// The optimizer must outlive it. Throws InvalidArgument for options that make no sense.
