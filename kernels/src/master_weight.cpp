@@ -480,4 +480,11 @@ void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact) {
   weight.storage()->bump_version();
 }
 
+void prepare_to_write(const Tensor& weight, const StateDict::Value& value, bool keep_exact) {
+  const auto* whole = std::get_if<Tensor>(&value);
+  if (whole == nullptr || !keep_exact || !core::is_half(weight.dtype())) return;
+  if (core::WeightInParts::of(weight) != nullptr || MasterWeight::exists(weight)) return;
+  if (!fits_exactly(*whole, weight)) MasterWeight::make(weight);
+}
+
 }  // namespace cairn::kernels

@@ -4,6 +4,7 @@
 
 #include "cairn/core/deferred.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/sharding.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/master_weight.h"
 #include "cairn/nn/module.h"
@@ -111,13 +112,17 @@ void Module::load_state_dict(const StateDict& state) {
     fail<DataError>("load_state_dict", "expected the model's entries, got ", problems.size(),
                     " that differ: ", text);
   }
-  for (const NamedTensor& entry : own) {
+  std::erase_if(own, [&](const NamedTensor& entry) {
     const auto* same = std::get_if<Tensor>(by_name.at(entry.name));
-    const bool comes_later = same != nullptr && !core::deferred(*same).empty() &&
-                             same->storage() == entry.tensor.storage();
-    if (comes_later) continue;
-    // A half weight keeps the exact value if it trains; a frozen one if it has a master already.
-    kernels::write_weight(entry.tensor, *by_name.at(entry.name), entry.tensor.requires_grad());
+    return same != nullptr && !core::deferred(*same).empty() &&
+           same->storage() == entry.tensor.storage();
+  });
+  // A half weight keeps the exact value if it trains; a frozen one if it has a master already.
+  for (const auto& [name, weight] : own)
+    kernels::prepare_to_write(weight, *by_name.at(name), weight.requires_grad());
+  for (const auto& [name, weight] : own) {
+    const bool in_parts = core::WeightInParts::of(weight) != nullptr;  // else it has its master now
+    kernels::write_weight(weight, *by_name.at(name), in_parts && weight.requires_grad());
   }
 }
 

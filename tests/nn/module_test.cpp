@@ -421,5 +421,33 @@ TEST_F(Unregistered, IsFineWhereItIsTrainedFrozenOrNotDifferentiated) {
   EXPECT_EQ(shares(x_).shape(), x_.shape());
 }
 
+TEST(Module, ALoadThatLacksMemoryForAMasterChangesNothing) {
+  Sequential model(Linear(3, 5), Linear(5, 40));
+  const StateDict state = Sequential(Linear(3, 5), Linear(5, 40)).state_dict();
+  model.to(DType::bf16);
+  const auto weights = [&] {
+    std::vector<std::vector<double>> all;
+    for (const NamedTensor& parameter : model.parameters())
+      all.push_back(parameter.tensor.to_vector());
+    return all;
+  };
+  const auto before = weights();
+  const Device device = core::default_device();
+  int refused = 0;
+  for (std::size_t room = 0; room < 4096; room += 64) {
+    core::set_memory_capacity(device, core::memory_stats(device).current_total + room);
+    try {
+      model.load_state_dict(state);
+      room = 4096;
+    } catch (const core::OutOfMemory&) {
+      ++refused;
+      EXPECT_EQ(weights(), before) << room;
+    }
+    core::set_memory_capacity(device, SIZE_MAX);
+  }
+  EXPECT_GT(refused, 3);
+  EXPECT_NE(weights(), before);
+}
+
 }  // namespace
 }  // namespace cairn::nn

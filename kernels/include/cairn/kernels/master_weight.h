@@ -121,6 +121,9 @@ std::optional<core::ElementRange> stored_part(const Tensor& weight);
 /// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a
 /// half weight that has no master gets one where the value does not fit it (waits for the device).
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact);
+/// Gives a weight the master that write_weight() will make, where it will, and leaves its value: of
+/// several weights none is written where memory is short.
+void prepare_to_write(const Tensor& weight, const StateDict::Value& value, bool keep_exact);
 /// What exported_state() gave. Throws InvalidArgument for a shard of another part.
 void write_weight(const Tensor& weight, const StateDict::Value& value, bool keep_exact);
 
