@@ -29,8 +29,8 @@ std::uint8_t byte_of(std::int32_t sum) {
 Taps taps_of(std::int64_t line, std::int64_t from, std::int64_t to) {
   const double scale = static_cast<double>(from) / static_cast<double>(to),
                reach = std::max(scale, 1.0), center = (static_cast<double>(line) + 0.5) * scale;
-  const auto begin = std::max<std::int64_t>(0, static_cast<std::int64_t>(center - reach + 0.5)),
-             end = std::min(from, static_cast<std::int64_t>(center + reach + 0.5));
+  const auto begin = static_cast<std::int64_t>(std::max(0.0, std::floor(center - reach + 0.5))),
+             end = std::min(from, static_cast<std::int64_t>(std::floor(center + reach + 0.5)));
   std::vector<double> weights;
   double sum = 0;
   for (std::int64_t i = begin; i < end; ++i) {

@@ -84,7 +84,8 @@ ResNet::ResNet(const std::string& arch, std::int64_t classes)
   // torchvision's: normal, with the fan-out's deviation.
   for (const auto& [name, parameter] : parameters()) {
     if (parameter.dims() != 4) continue;
-    const double fan_out = static_cast<double>(parameter.numel() / parameter.size(1));
+    const double fan_out =
+        static_cast<double>(parameter.numel()) / static_cast<double>(parameter.size(1));
     nn::init::normal(parameter, 0.0, std::sqrt(2.0 / fan_out));
   }
 }
