@@ -187,11 +187,11 @@ std::vector<Work> table_works(const Sizes& s, std::int64_t vocabulary) {
           work(s, "sum_of_rows_bf16", 2, "^reduce_rows_kernel<BFloat16>",
                [=] {
                  const Tensor x = s.matrix(), y = Tensor::empty({s.rows, 1});
-                 return [=] { kernels::reduce(kernels::ReduceOp::sum, x, y); };
+                 return [=] { kernels::reduce(kernels::ReductionKind::sum, x, y); };
                }),
           work(s, "sum_of_columns_bf16", 2, "^reduce_pack_columns_kernel<BFloat16>", [=] {
             const Tensor x = s.matrix(), y = Tensor::empty({1, s.columns});
-            return [=] { kernels::reduce(kernels::ReduceOp::sum, x, y); };
+            return [=] { kernels::reduce(kernels::ReductionKind::sum, x, y); };
           })};
 }
 

@@ -9,8 +9,12 @@
 #include "cairn/data/loader.h"
 #include "cairn/data/transforms.h"
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   using namespace cairn;
+  if (argc != 4) {
+    std::fputs("usage: picture_loader DIR THREADS EPOCHS\n", stderr);
+    return 2;
+  }
   const data::ImageFolder pictures(argv[1], {.random_resized_crop = true});
   const data::TransformedDataset augmented(pictures, {data::random_horizontal_flip()});
   data::DistributedSampler sampler(augmented.size(), {.seed = 1});

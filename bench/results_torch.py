@@ -12,51 +12,13 @@ import time
 import numpy
 import torch
 import torch.nn.functional as F
+from peer_torch import Gpt, ResidualBlock
 from torch import nn
 
 
-class Residual(nn.Module):
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs)
-        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x):
-        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.shortcut(x))
-
-
 def residual_net():
-    return nn.Sequential(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Residual(16, 32), Residual(32, 64),
-                         Residual(64, 128), Residual(128, 256), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, vocabulary, tokens, width, layers, heads):
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, 0.0, 0.02)
-
-    def forward(self, index):
-        return self.head(self.norm(self.blocks(self.token(index) + self.position.weight[:index.size(1)])))
+    return nn.Sequential(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+                         *(ResidualBlock(width, 2 * width, 2) for width in (16, 32, 64, 128)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
 def autocast(options):
@@ -123,6 +85,9 @@ def text(options):
     windows = data.unfold(0, tokens + 1, stride)
     training, test = windows[:int(0.9 * len(windows))], windows[int(0.9 * len(windows)):]
     model = Gpt(256, tokens, options.width, options.layers, options.heads)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, 0.0, 0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=options.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / options.steps)) / 2)
 

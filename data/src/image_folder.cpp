@@ -24,44 +24,46 @@ bool is_picture(const fs::path& path) {
   return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
 }
 
-std::vector<std::string> folders_of(const std::string& root) {
-  std::error_code error;
-  fs::directory_iterator entries(root, error);
-  if (error) {
-    core::fail<core::IoError>(kWhere, "expected a folder of classes, got '", root,
-                              "': ", error.message());
-  }
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry : entries) {
-    if (entry.is_directory()) names.push_back(entry.path().filename().string());
-  }
-  if (names.empty()) {
-    core::fail<core::DataError>(kWhere, "expected a folder for each class in '", root,
-                                "', got none (ROOT/CLASS/PICTURE.jpg)");
-  }
+/// What `list` says, of a folder's entries.
+template <class List>
+std::vector<std::string> names_in(const fs::path& folder, List&& list) try {
+  std::vector<std::string> names = list();
   std::sort(names.begin(), names.end());
   return names;
+} catch (const fs::filesystem_error& error) {
+  core::fail<core::IoError>(kWhere, "expected a folder of classes that can be read, got '",
+                            folder.string(), "': ", error.code().message());
 }
 
-std::vector<std::string> files_of(const fs::path& folder) try {
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry :
-       fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink)) {
-    if (entry.is_regular_file()) names.push_back(entry.path().lexically_relative(folder).string());
+std::vector<std::string> folders_of(const fs::path& root) {
+  const std::vector<std::string> names = names_in(root, [&] {
+    std::vector<std::string> all;
+    for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
+      if (entry.is_directory()) all.push_back(entry.path().filename().string());
+    }
+    return all;
+  });
+  if (names.empty()) {
+    core::fail<core::DataError>(kWhere, "expected a folder for each class in '", root.string(),
+                                "', got none (ROOT/CLASS/PICTURE.jpg)");
   }
   return names;
-} catch (const fs::filesystem_error& error) {
-  core::fail<core::IoError>(kWhere, "expected readable folders of pictures, got ", error.what());
 }
 
 std::vector<std::string> pictures_of(const fs::path& folder) {
-  std::vector<std::string> names = files_of(folder);
-  std::erase_if(names, [](const std::string& name) { return !is_picture(name); });
+  constexpr auto kLinks = fs::directory_options::follow_directory_symlink;
+  const std::vector<std::string> names = names_in(folder, [&] {
+    std::vector<std::string> all;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder, kLinks)) {
+      const fs::path name = entry.path().lexically_relative(folder);
+      if (is_picture(name) && entry.is_regular_file()) all.push_back(name.string());
+    }
+    return all;
+  });
   if (names.empty()) {
     core::fail<core::DataError>(kWhere, "expected pictures (.jpg, .jpeg or .png) in '",
                                 folder.string(), "', got none");
   }
-  std::sort(names.begin(), names.end());
   return names;
 }
 

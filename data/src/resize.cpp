@@ -9,8 +9,8 @@ namespace cairn::data::detail {
 
 namespace {
 
-constexpr int kFraction =
-    32 - 8 - 2;  // bits of a weight, as many as a sum of bytes leaves room for
+/// Bits of a weight, as many as a sum of bytes leaves room for.
+constexpr int kFraction = 32 - 8 - 2;
 
 /// What one line of the result is made of.
 struct Taps {
@@ -70,11 +70,11 @@ void resize_row(const std::uint8_t* rgb, const std::vector<Taps>& columns, std::
 }
 
 /// Rows of `width` bytes, `stride` apart.
-void mix_rows(const std::uint8_t* rows, const Taps& taps, std::int64_t stride, std::int64_t width,
-              std::vector<std::int32_t>& sums, std::uint8_t* out) {
+void mix_rows(const std::uint8_t* row, const std::vector<std::int32_t>& weights,
+              std::int64_t stride, std::int64_t width, std::vector<std::int32_t>& sums,
+              std::uint8_t* out) {
   std::fill(sums.begin(), sums.end(), 1 << (kFraction - 1));
-  const std::uint8_t* row = rows + taps.begin * stride;
-  for (const std::int32_t weight : taps.weights) {
+  for (const std::int32_t weight : weights) {
     for (std::int64_t x = 0; x < width; ++x) sums[static_cast<std::size_t>(x)] += row[x] * weight;
     row += stride;
   }
@@ -100,10 +100,9 @@ void resize(const Picture& picture, const Window& from, std::int64_t height, std
   std::vector<std::int32_t> sums(static_cast<std::size_t>(part.width));
   for (std::int64_t plane = 0; plane < 3; ++plane) {
     for (std::int64_t y = 0; y < part.height; ++y) {
-      Taps taps = rows[static_cast<std::size_t>(y)];
-      taps.begin -= first;
-      mix_rows(narrow.data() + plane * part.width, taps, stride, part.width, sums,
-               planes + (plane * part.height + y) * part.width);
+      const Taps& taps = rows[static_cast<std::size_t>(y)];
+      mix_rows(narrow.data() + plane * part.width + (taps.begin - first) * stride, taps.weights,
+               stride, part.width, sums, planes + (plane * part.height + y) * part.width);
     }
   }
 }

@@ -20,6 +20,7 @@
 #include "support/conv_net.h"
 #include "support/digits_data.h"
 #include "support/flags.h"
+#include "support/normalize.h"
 #include "support/reporter.h"
 
 namespace {

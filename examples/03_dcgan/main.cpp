@@ -23,6 +23,7 @@
 #include "picture.h"
 #include "support/digits_data.h"
 #include "support/flags.h"
+#include "support/normalize.h"
 #include "support/reporter.h"
 
 namespace {

@@ -20,8 +20,8 @@
 
 #include "net.h"
 #include "support/accuracy.h"
-#include "support/digits_data.h"
 #include "support/flags.h"
+#include "support/normalize.h"
 #include "support/reporter.h"
 
 namespace {

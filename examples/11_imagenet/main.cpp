@@ -21,8 +21,8 @@
 #include "cairn/parallel/sync_batch_norm.h"
 #include "resnet.h"
 #include "support/accuracy.h"
-#include "support/digits_data.h"
 #include "support/flags.h"
+#include "support/normalize.h"
 #include "support/reporter.h"
 
 namespace {
@@ -84,27 +84,10 @@ data::TransformedDataset augmented(const data::ImageFolder& images, const Flags&
   return {images, changes};
 }
 
-struct Accuracy {
-  double top1 = 0, top5 = 0;
-};
-
-/// Of all pictures; each process looks at its part of them.
-Accuracy test(nn::Module& model, const data::ImageFolder& images, const World& world,
-              const data::LoaderOptions& options) {
-  const autograd::NoGradGuard no_grad;
-  model.eval();
-  data::DistributedSampler sampler(images.size(),
-                                   {.world = world, .shuffle = false, .exact = true});
-  data::DataLoader loader(images, sampler, options);
-  data::Mean top1, top5;
-  for (const data::Batch& batch : loader) {
-    const Tensor logits = model(batch.inputs);
-    const auto count = static_cast<double>(batch.size());
-    top1.add(support::accuracy(logits, batch.labels), count);
-    top5.add(support::top_accuracy(logits, batch.labels, 5), count);
-  }
-  model.train();
-  return {top1.over(world, "top-1"), top5.over(world, "top-5")};
+/// Top-1 and top-5.
+std::vector<double> test(nn::Module& model, const data::ImageFolder& images, const World& world,
+                         const data::LoaderOptions& options) {
+  return support::test_accuracies(model, images, world, options, {1, 5});
 }
 
 void write_logits(nn::Module& model, const data::ImageFolder& images, const std::string& path,
@@ -182,7 +165,7 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
   const std::int64_t images_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size;
 
-  Accuracy accuracy;
+  std::vector<double> accuracy{0, 0};
   observe::Span part(reporter.run(), "data");
   while (!flags.evaluate && step < total_steps) {
     for (const data::Batch& batch : loader) {
@@ -218,11 +201,11 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
     }
     part.next("test");
     accuracy = test(model, validation, world, loader_options(flags, device));
-    reporter.note(core::str("step ", step, ": top-1 ", 100 * accuracy.top1, " %, top-5 ",
-                            100 * accuracy.top5, " %"));
+    reporter.note(core::str("step ", step, ": top-1 ", 100 * accuracy[0], " %, top-5 ",
+                            100 * accuracy[1], " %"));
     part.next("save");
     if (!flags.checkpoint_dir.empty()) {
-      state.save(flags.checkpoint_dir, step, accuracy.top1);
+      state.save(flags.checkpoint_dir, step, accuracy[0]);
       reporter.saved(step);
     }
     part.next("data");
@@ -231,8 +214,7 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
 
   if (!flags.logits.empty() && world.rank == 0)
     write_logits(model, validation, flags.logits, loader_options(flags, device));
-  std::vector<std::pair<std::string, double>> numbers{{"top1", accuracy.top1},
-                                                      {"top5", accuracy.top5}};
+  std::vector<std::pair<std::string, double>> numbers{{"top1", accuracy[0]}, {"top5", accuracy[1]}};
   if (!flags.evaluate) {
     numbers.push_back({"steps", static_cast<double>(step)});
     numbers.push_back({"images_per_second", reporter.per_second()});

@@ -1,6 +1,9 @@
 // How many rows a model names right.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/data/loader.h"
@@ -30,20 +33,34 @@ inline double top_accuracy(const cairn::Tensor& logits, const cairn::Tensor& lab
          static_cast<double>(labels.size(0));
 }
 
-/// Of all samples of `test`; each process looks at its part of them. Trains on afterwards.
-inline double test_accuracy(cairn::nn::Module& model, const cairn::data::Dataset& test,
-                            const cairn::World& world, const cairn::data::LoaderOptions& options) {
+/// Over all samples of `test`, the top_accuracy of each k; each process looks at its part of them.
+/// Trains on afterwards.
+inline std::vector<double> test_accuracies(cairn::nn::Module& model,
+                                           const cairn::data::Dataset& test,
+                                           const cairn::World& world,
+                                           const cairn::data::LoaderOptions& options,
+                                           const std::vector<std::int64_t>& tops) {
   using namespace cairn;
   const autograd::NoGradGuard no_grad;
   model.eval();
   data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
   data::DataLoader loader(test, sampler, options);
-  data::Mean mean;
+  std::vector<data::Mean> means(tops.size());
   for (const data::Batch& batch : loader) {
-    mean.add(accuracy(model(batch.inputs), batch.labels), static_cast<double>(batch.size()));
+    const Tensor logits = model(batch.inputs);
+    for (std::size_t i = 0; i < tops.size(); ++i) {
+      means[i].add(top_accuracy(logits, batch.labels, tops[i]), static_cast<double>(batch.size()));
+    }
   }
   model.train();
-  return mean.over(world, "test accuracy");
+  std::vector<double> accuracies;
+  for (const data::Mean& mean : means) accuracies.push_back(mean.over(world, "test accuracy"));
+  return accuracies;
+}
+
+inline double test_accuracy(cairn::nn::Module& model, const cairn::data::Dataset& test,
+                            const cairn::World& world, const cairn::data::LoaderOptions& options) {
+  return test_accuracies(model, test, world, options, {1})[0];
 }
 
 }  // namespace support

@@ -25,7 +25,4 @@ struct Digits {
 
 Digits load_digits(const DigitsFlags& flags, std::uint64_t seed);
 
-/// data::LoaderOptions::normalize_on_device: f32 of images that have travelled as bytes.
-cairn::Tensor normalize(const cairn::Tensor& inputs, const cairn::data::Normalize& rule);
-
 }  // namespace support

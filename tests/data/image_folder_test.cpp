@@ -40,7 +40,7 @@ void write(const fs::path& path, const Bytes& bytes) {
 
 TEST(ReadImage, HasPillowsBytes) {
   for (const char* name :
-       {"colour.jpg", "grey.jpg", "inks.jpg", "palette.png", "see_through.png"}) {
+       {"colour.jpg", "grey.jpg", "inks.jpg", "palette.png", "see_through.png", "deep.png"}) {
     const Tensor image = read_image(golden(name).string());
     EXPECT_EQ(image.shape(), (Shape{3, 53, 37})) << name;
     const Bytes expected = bytes_of(golden(name).replace_extension(".rgb"));
@@ -183,6 +183,11 @@ TEST(ImageFolder, TellsWhatIsMissing) {
   expect_error<core::IoError>([] { ImageFolder images("/no/such/folder"); }, {"/no/such/folder"});
   expect_error<core::DataError>([&] { ImageFolder images(folder.path()); },
                                 {"a folder for each class", folder.path(), "got none"});
+  const fs::path circle = fs::path(folder.path()) / "circle";
+  fs::create_directory_symlink(circle, circle);  // of an entry that cannot be looked at
+  expect_error<core::IoError>([&] { ImageFolder images(folder.path()); },
+                              {"a folder of classes that can be read", folder.path()});
+  fs::remove(circle);
   write(fs::path(folder.path()) / "apple/notes.txt", {'x'});
   expect_error<core::DataError>([&] { ImageFolder images(folder.path()); },
                                 {"expected pictures", "apple"});

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "support/digits_data.h"
+#include "support/normalize.h"
 #include "support/test_folder.h"
 #include "tools/shell.h"
 

@@ -52,11 +52,11 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-class Fuzz : public testing::TestWithParam<const char*> {};
+class Fuzz : public testing::TestWithParam<Target> {};
 
 TEST_P(Fuzz, CorpusAndMutationsEndInTypedErrorsAtMost) {
   constexpr int kMutations = 3000;
-  const Target& fuzzed = target(GetParam());
+  const Target& fuzzed = GetParam();
   const std::vector<std::string> seeds = fuzzed.seeds();
   ASSERT_FALSE(seeds.empty());
   EXPECT_GT(std::count_if(seeds.begin(), seeds.end(), fuzzed.read), 0);
@@ -66,10 +66,8 @@ TEST_P(Fuzz, CorpusAndMutationsEndInTypedErrorsAtMost) {
     fuzzed.read(mutate(seeds[random() % seeds.size()], seeds[random() % seeds.size()]));
   }
 }
-INSTANTIATE_TEST_SUITE_P(Readers, Fuzz,
-                         testing::Values("zip", "pickle", "distributed", "deepspeed", "safetensors",
-                                         "manifest"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Readers, Fuzz, testing::ValuesIn(targets()),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace cairn::fuzz

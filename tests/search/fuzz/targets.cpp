@@ -19,6 +19,7 @@
 #include "formats/torch/archive.h"
 #include "formats/zip/reader.h"
 #include "formats/zip/writer.h"
+#include "picture.h"
 #include "support/test_folder.h"
 
 namespace cairn::fuzz {
@@ -241,6 +242,18 @@ bool read_manifest(std::string_view bytes) {
   return any;
 }
 
+bool read_picture(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  return tolerating_data_errors([&] {
+    const data::detail::EncodedPicture encoded(file.path());
+    for (int reduction = 1; reduction <= (encoded.reduces() ? 8 : 1); reduction *= 2) {
+      const data::detail::Picture picture = encoded.decode(reduction);
+      const auto pixels = static_cast<std::size_t>(picture.height * picture.width);
+      if (picture.rgb.size() != 3 * pixels) std::abort();
+    }
+  });
+}
+
 std::vector<std::string> corpus(const char* name) {
   std::vector<std::string> files;
   const fs::path folder = kTests / "search/fuzz/corpus" / name;
@@ -307,6 +320,13 @@ std::vector<std::string> manifest_seeds() {
   return seeds;
 }
 
+std::vector<std::string> picture_seeds() {
+  std::vector<std::string> seeds = corpus("picture");
+  for (const char* name : {"colour.jpg", "grey.jpg", "inks.jpg", "palette.png", "see_through.png"})
+    seeds.push_back(read_file(kTests / "data/golden/pictures" / name));
+  return seeds;
+}
+
 }  // namespace
 
 const std::vector<Target>& targets() {
@@ -315,7 +335,8 @@ const std::vector<Target>& targets() {
                                           {"distributed", read_distributed, distributed_seeds},
                                           {"deepspeed", read_deepspeed, deepspeed_seeds},
                                           {"safetensors", read_safetensors, safetensors_seeds},
-                                          {"manifest", read_manifest, manifest_seeds}};
+                                          {"manifest", read_manifest, manifest_seeds},
+                                          {"picture", read_picture, picture_seeds}};
   return all;
 }
 

@@ -5,8 +5,9 @@
 //   data::ImageFolder validation("imagenet/val");
 //
 // JPEG (libjpeg-turbo) and PNG (libpng), told apart by their first bytes. Grey, palettes and CMYK
-// become RGB, 16 bits become 8, transparency is left out, the camera's orientation is not applied:
-// as Pillow's convert("RGB") does.
+// become RGB, transparency is left out, the camera's orientation is not applied: as Pillow's
+// convert("RGB") does. Of PNG files, 16 bits are rounded to 8, which Pillow cuts off, and a gamma
+// other than sRGB's is applied, which Pillow ignores.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct ImageFolderOptions {
   std::int64_t size = 224;  // pixels of each side of what is read
   /// For training: another part of the picture each time (torchvision's RandomResizedCrop): its
   /// area and its width over its height are drawn from these ranges. A JPEG of which the part is
-  /// more than twice too large is decoded at a half, a quarter or an eighth.
+  /// at least twice `size` is decoded at a half, a quarter or an eighth.
   bool random_resized_crop = false;
   double smallest_area = 0.08, largest_area = 1.0;  // of the picture's
   double smallest_ratio = 3.0 / 4, largest_ratio = 4.0 / 3;
