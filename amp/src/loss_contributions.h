@@ -21,7 +21,7 @@ namespace cairn::amp {
 
 class LossContributions;
 
-struct LossContribution final : gradients::Contribution {
+struct LossContribution final : gradients::CheckedContribution {
   std::string describe() const override;
 
   const LossContributions* owner = nullptr;

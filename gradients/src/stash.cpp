@@ -47,7 +47,7 @@ kernels::PendingCheck move(const Pass& pass, double scale) {
 
 void tell(const Pass& pass, const std::vector<Tensor>& tensors,
           const kernels::PendingCheck& found) {
-  auto* contribution = dynamic_cast<Contribution*>(pass.scale.contribution.get());
+  auto* contribution = dynamic_cast<CheckedContribution*>(pass.scale.contribution.get());
   if (contribution == nullptr) return;
   Check& check = contribution->checks.emplace_back();
   check.found = found;

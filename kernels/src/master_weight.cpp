@@ -41,7 +41,7 @@ bool fits_exactly(const Tensor& value, const Tensor& weight) {
   Tensor count = Tensor::empty({1}, DType::f32, weight.device());
   const std::int64_t n = exact.numel();
   const TensorView flat(exact.raw_data(), {n}, {1}, DType::f32, exact.device());
-  reduce(ReduceOp::sum, flat, count);
+  reduce(ReductionKind::sum, flat, count);
   return count.item() == 0.0;
 }
 

@@ -5,7 +5,7 @@
 
 namespace cairn::kernels {
 
-void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate) {
+void reduce(ReductionKind op, const TensorView& x, const TensorView& y, bool accumulate) {
   check_device("reduce", {{"x", x}, {"y", y}});
   check_dims("reduce", {"y", y}, x.dims());
   for (int d = 0; d < x.dims(); ++d) {
@@ -13,9 +13,9 @@ void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumula
                 x.shape, " with 1 in the reduced dimensions, got ", y.shape);
   }
   const bool over_nothing = x.numel() == 0 && y.numel() > 0;
-  CAIRN_CHECK(op != ReduceOp::max || !over_nothing, "reduce",
+  CAIRN_CHECK(op != ReductionKind::max || !over_nothing, "reduce",
               "expected elements to take the maximum of, got x of shape ", x.shape);
-  CAIRN_CHECK(op != ReduceOp::max || !accumulate, "reduce",
+  CAIRN_CHECK(op != ReductionKind::max || !accumulate, "reduce",
               "expected accumulate with sum or mean, got it with max");
   wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.reduce(op, x, y, accumulate); });

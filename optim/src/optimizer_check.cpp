@@ -91,7 +91,7 @@ core::ElementRange elements_of(const Tensor& parameter) {
   CAIRN_CHECK(reducer, "optimizer",
               "expected the ShardedDataParallel that divided the gradient of '", parameter.name(),
               "' to live until the step, got one that has ended");
-  const core::GradientReducer::Sharding ranks = reducer->sharding();
+  const core::GradientReducer::OwnPart ranks = reducer->own_part();
   return core::even_part(parameter.numel(), ranks.rank, ranks.world_size);
 }
 

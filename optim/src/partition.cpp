@@ -20,13 +20,13 @@ Partition::Partition(const std::vector<ParameterGroup>& groups) {
       entry.weight = tensor;
       const core::GradientSlot* slot = tensor.gradient_slot_or_null();
       auto reducer = slot == nullptr ? nullptr : slot->reducer();
-      if (reducer == nullptr || reducer->sharding().world_size == 1) continue;
+      if (reducer == nullptr || reducer->own_part().world_size == 1) continue;
       if (!tensor.is_contiguous()) {
         core::fail<core::Unsupported>("sharding", "expected row-major parameters, got '", name,
                                       "' with shape ", tensor.shape(), " and strides ",
                                       tensor.strides());
       }
-      entry.ranks = reducer->sharding();
+      entry.ranks = reducer->own_part();
       entry.reducer = reducer;
       cuts_any_ = true;
     }

@@ -376,13 +376,13 @@ TEST(CapturedStep, IsFoundEqualInRandomOrders) {
 
 TEST(CapturedStep, ErrorsSayWhatCannotBeCaptured) {
   Training one(rules()[0], kDynamic), several(rules()[0], with_losses(2, kDynamic));
-  EXPECT_THAT(message_of<core::Unsupported>([&] { several.capture(); }),
+  EXPECT_THAT(message_of<core::Unsupported>([&] { (void)several.capture(); }),
               HasSubstr("got 2 losses with scales of their own"));
   Training novograd({"novograd", test::maker<optim::FusedNovoGrad>(optim::NovoGradOptions{})},
                     kDynamic);
-  EXPECT_THAT(message_of<core::Unsupported>([&] { novograd.capture(); }),
+  EXPECT_THAT(message_of<core::Unsupported>([&] { (void)novograd.capture(); }),
               HasSubstr("got FusedNovoGrad"));
-  EXPECT_THROW(one.capture({.warm_up = 0}), core::InvalidArgument);
+  EXPECT_THROW((void)one.capture({.warm_up = 0}), core::InvalidArgument);
   CapturedStep step = one.capture({.step = {.error_if_nonfinite = true}});
   EXPECT_THROW(one.captured(step, feed_of(1)), core::Unsupported);
 }

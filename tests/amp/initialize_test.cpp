@@ -92,7 +92,7 @@ TEST(Initialize, MastersHoldTheExactValueInTheOldMemory) {
   const void* memory = model.parameters()[0].tensor.raw_data();
   const std::vector<Values> before = values(model.parameters());
   optim::FusedAdam optimizer(model.parameters());
-  initialize(model, optimizer, kO2);
+  (void)initialize(model, optimizer, kO2);
   const NamedTensors cast = model.parameters();
   for (std::size_t i = 0; i < cast.size(); ++i) {
     const Tensor& tensor = cast[i].tensor;
@@ -148,7 +148,7 @@ class Probe : public nn::Module {
 
 /// A model without parameters, beside an optimizer of others.
 struct Probed {
-  explicit Probed(const Options& options) { initialize(model, optimizer, options); }
+  explicit Probed(const Options& options) { (void)initialize(model, optimizer, options); }
   Probe model;
   optim::FusedSGD optimizer{NamedTensors{{"another", Tensor::zeros({1})}}, {}};
 };
@@ -199,7 +199,7 @@ TEST(Initialize, AutocastRunsEachOperationInItsDtype) {
 TEST(Initialize, NamesWhatIsNotF32) {
   const auto refusal_of = [](nn::Module& model) {
     optim::FusedSGD optimizer(NamedTensors{{"another", Tensor::zeros({1})}}, {});
-    return message_of([&] { initialize(model, optimizer, kO2); });
+    return message_of([&] { (void)initialize(model, optimizer, kO2); });
   };
   nn::Sequential model = make_model();
   model.parameters()[3].tensor.set_data(Tensor::zeros({16}, DType::bf16));
@@ -218,7 +218,7 @@ TEST(Initialize, RefusesListsThatNameOneTwice) {
   optim::FusedAdam optimizer(model.parameters()), another(model.parameters());
   const auto refusal = [](const std::vector<nn::Module*>& models,
                           const std::vector<optim::Optimizer*>& optimizers) {
-    return message_of([&] { initialize(models, optimizers, kO2); });
+    return message_of([&] { (void)initialize(models, optimizers, kO2); });
   };
   EXPECT_THAT(refusal({&model, &model}, {&optimizer}), HasSubstr("each model once"));
   EXPECT_THAT(refusal({&model}, {&optimizer, &optimizer}), HasSubstr("each optimizer once"));
@@ -232,7 +232,7 @@ TEST(Initialize, ReleaseGivesTheF32ValuesBackAndAllowsAnotherTime) {
     Classifier run({.opt_level = level}, {.lr = 1e-2});
     run.train(1, 2);
     const std::vector<Values> before = exact(run.model.parameters());
-    EXPECT_THROW(initialize(run.model, run.optimizer), core::InvalidArgument);
+    EXPECT_THROW((void)initialize(run.model, run.optimizer), core::InvalidArgument);
     run.precision.release();
     for (const NamedTensors& list : {run.model.parameters(), run.model.buffers()}) {
       for (const auto& [name, tensor] : list) EXPECT_EQ(tensor.dtype(), DType::f32) << name;
@@ -302,10 +302,12 @@ TEST(Initialize, OverridesOfSingleProperties) {
 TEST(Initialize, WrongOptionsChangeNothing) {
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
-  EXPECT_THROW(initialize(model, optimizer, {.opt_level = OptLevel::O1, .master_weights = true}),
-               core::InvalidArgument);
-  EXPECT_THROW(initialize(model, optimizer, at(OptLevel::O2, {.scaler = {.growth_interval = 0}})),
-               core::InvalidArgument);
+  EXPECT_THROW(
+      (void)initialize(model, optimizer, {.opt_level = OptLevel::O1, .master_weights = true}),
+      core::InvalidArgument);
+  EXPECT_THROW(
+      (void)initialize(model, optimizer, at(OptLevel::O2, {.scaler = {.growth_interval = 0}})),
+      core::InvalidArgument);
   EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);
 }
 

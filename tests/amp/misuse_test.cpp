@@ -418,10 +418,10 @@ TEST(Misuse, GradientsThatAreThereAtInitializeAreRefused) {
   Weight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
   autograd::backward(model.loss(0.25));
-  EXPECT_THROW(initialize(model, optimizer, kO2), core::InvalidArgument);
+  EXPECT_THROW((void)initialize(model, optimizer, kO2), core::InvalidArgument);
   EXPECT_EQ(model.w().dtype(), DType::f32);
   optimizer.clear_grad();
-  EXPECT_NO_THROW(initialize(model, optimizer, kO2));
+  EXPECT_NO_THROW((void)initialize(model, optimizer, kO2));
 }
 
 }  // namespace

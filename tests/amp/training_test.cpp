@@ -144,7 +144,7 @@ TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
   optimizer.set_state_options({.masters = optim::MasterStorage::remainder});
-  EXPECT_THROW(initialize(model, optimizer, kO2), core::InvalidArgument);
+  EXPECT_THROW((void)initialize(model, optimizer, kO2), core::InvalidArgument);
   EXPECT_EQ(model.parameters()[0].tensor.dtype(), DType::f32);
 }
 

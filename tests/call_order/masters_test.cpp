@@ -29,7 +29,7 @@ TEST(Masters, AStateLoadedAfterUnfreezingKeepsItsExactValue) {
   Pair model;
   model.b().set_requires_grad(false);
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
   model.b().set_requires_grad(true);
   model.load_state_dict(exact_state());
   EXPECT_EQ(value(model.b()), kExact);
@@ -125,7 +125,7 @@ TEST(Masters, AWriteToAHalfWeightCounts) {
 TEST(Masters, AClampLeavesExactWhatItDoesNotTouch) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
   Tensor w = model.a();
   const Tensor half = Tensor::from(std::vector<double>{3.0, 1.1, -2.0, 1.1}, {4}, DType::f16);
   kernels::copy(half, w);  // two elements as they were
@@ -176,7 +176,7 @@ TEST(Masters, AnAverageInPlaceOfAHalfModelsStateIsRefused) {
   for (const auto level : {amp::OptLevel::O2, amp::OptLevel::O3}) {
     Pair model;
     optim::FusedSGD optimizer(model.parameters());
-    amp::initialize(model, optimizer, {.opt_level = level});
+    (void)amp::initialize(model, optimizer, {.opt_level = level});
     const double before = value(model.a());
     const auto average = [](const nn::Module& of) {
       kernels::axpby(0.5, Tensor::full({4}, 2.0), 0.5, of.state_dict().tensor("a"));
@@ -193,7 +193,7 @@ TEST(Masters, AnAverageInPlaceOfAHalfModelsStateIsRefused) {
 TEST(Masters, AnAverageInPlaceOfAnF32ModelsStateTakesEffect) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O1});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O1});
   kernels::axpby(0.5, Tensor::full({4}, 2.0), 0.5, model.state_dict().tensor("a"));
   EXPECT_NEAR(value(model.a()), 1.55, 1e-6);
 }
@@ -213,7 +213,7 @@ TEST(Masters, AWriteToAStateOfOnesOwnIsNobodysBusiness) {
 TEST(Masters, AClonesWeightsAreTheExactOnes) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
   const auto clone = model.clone();
   for (const NamedTensor& parameter : clone->parameters()) {
     EXPECT_EQ(parameter.tensor.dtype(), DType::f16);
@@ -224,7 +224,7 @@ TEST(Masters, AClonesWeightsAreTheExactOnes) {
 TEST(Masters, AModelCastBackToF32HasItsExactValues) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
   model.to(DType::f32);
   EXPECT_EQ(value(model.a()), kExact);
 }

@@ -26,7 +26,7 @@ TEST(Fallback, AModelOfOneLayerFallsBack) {
 TEST(Fallback, LeavesTheNamesOfParametersAlone) {
   nn::Sequential model(nn::Linear(2, 2), nn::Sequential(nn::Linear(2, 2)));
   optim::FusedSGD optimizer(model.parameters());
-  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O1, .fallback_after = 1});
+  (void)amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O1, .fallback_after = 1});
   for (const NamedTensor& parameter : model.parameters()) {
     EXPECT_EQ(parameter.tensor.name(), parameter.name);
   }
@@ -187,7 +187,7 @@ TEST(Wiring, RanksInitializeAmpWithTheSameOptions) {
       optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
       amp::Options options = group.rank() == 0 ? mine : its;
       options.world = group.world();
-      said[group.rank()] = refusal([&] { amp::initialize(model, optimizer, options); });
+      said[group.rank()] = refusal([&] { (void)amp::initialize(model, optimizer, options); });
     });
     EXPECT_EQ(said[0], said[1]);
     EXPECT_THAT(said[0], HasSubstr("expected the same options on every rank, got '" +

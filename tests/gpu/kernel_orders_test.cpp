@@ -82,12 +82,12 @@ Tensors reductions(DType dtype) {
   Tensors results;
   const Tensor wide = random({3, 5003}, dtype, 1, 1), tall = random({3001, 37}, dtype, 2);
   const Tensor cube = random({9, 11, 13}, dtype, 3);
-  for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max}) {
+  for (ReductionKind op : {ReductionKind::sum, ReductionKind::mean, ReductionKind::max}) {
     for (const auto& [x, shape] :
          {std::pair{wide, Shape{3, 1}}, std::pair{wide, Shape{1, 1}}, std::pair{tall, Shape{1, 37}},
           std::pair{cube, Shape{9, 1, 13}}, std::pair{cube, Shape{1, 11, 1}}}) {
       results.push_back(Tensor::full(shape, 1.0, DType::f32));
-      reduce(op, x, results.back(), op != ReduceOp::max);
+      reduce(op, x, results.back(), op != ReductionKind::max);
     }
   }
   return results;

@@ -1,9 +1,8 @@
 // A GPU that refuses a kernel or memory in a step: what threw has changed nothing, or the optimizer
 // says that it stopped after a part of the weights.
-#include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 
-#include "gpu/vendor_support.h"
+#include "gpu/refusal.h"
 #include "optim/support.h"
 
 namespace cairn::test {
@@ -11,30 +10,10 @@ namespace {
 
 using optim::Rule;
 
-constexpr Device kGpu{DeviceType::cuda, 0};
-
 struct Case {
   Rule rule;
   bool capturable = false;
   bool memory = false;  // is refused, else a kernel
-};
-
-/// The nth kernel from now on, or memory after so many blocks of it.
-class Refusal {
- public:
-  Refusal(bool memory, std::uint64_t nth) {
-    if (memory) {
-      core::set_memory_capacity(kGpu, core::memory_stats(kGpu).current_total + 4096 * (nth - 1));
-    } else {
-      gpusim::inject("cudaLaunchKernel", nth, cudaErrorInvalidValue);
-    }
-  }
-  ~Refusal() {
-    core::set_memory_capacity(kGpu, SIZE_MAX);
-    gpusim::clear_injected();
-  }
-  Refusal(const Refusal&) = delete;
-  Refusal& operator=(const Refusal&) = delete;
 };
 
 class StoppedUpdate : public testing::TestWithParam<Case> {};

@@ -28,7 +28,7 @@ TEST(ThreadOrders, OfBlocksThatGoOnToASecondRow) {
   const Tensor y = Tensor::zeros({kRows, 1}, DType::f32, gpu);
   for (const std::uint64_t seed : {1, 2}) {
     simt::schedule() = {simt::Order::shuffled, seed};
-    kernels::reduce(kernels::ReduceOp::sum, x, y);
+    kernels::reduce(kernels::ReductionKind::sum, x, y);
     simt::schedule() = {};
     EXPECT_EQ(y.to_vector(), sums) << seed;
   }

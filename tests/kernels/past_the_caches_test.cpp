@@ -72,7 +72,7 @@ TEST(PastTheCaches, LargeHalfWeightsAreTheirMastersRounded) {
   const Tensor difference = Tensor::empty({n}, DType::boolean);
   binary(BinaryOp::ne, all.alias(weight), expected, difference);
   const Tensor count = Tensor::empty({1}, DType::i64);
-  reduce(ReduceOp::sum, difference, count);
+  reduce(ReductionKind::sum, difference, count);
   EXPECT_EQ(count.item(), 0.0);
   EXPECT_EQ(all.to_vector<float>()[0], 0.5f);
 }

@@ -26,10 +26,10 @@ struct ReduceReference {
   std::vector<double> values, absolute;  // absolute: sums of |x|, what rounding is measured against
 };
 
-ReduceReference reference(ReduceOp op, const std::vector<double>& x, const Shape& shape,
+ReduceReference reference(ReductionKind op, const std::vector<double>& x, const Shape& shape,
                           const Shape& reduced) {
   const auto outputs = static_cast<std::size_t>(reduced.numel());
-  const bool is_max = op == ReduceOp::max;
+  const bool is_max = op == ReductionKind::max;
   ReduceReference r{
       std::vector<double>(outputs, is_max ? -std::numeric_limits<double>::infinity() : 0.0),
       std::vector<double>(outputs, 0.0)};
@@ -46,7 +46,7 @@ ReduceReference reference(ReduceOp op, const std::vector<double>& x, const Shape
   }
   const double count = static_cast<double>(shape.numel()) /
                        static_cast<double>(std::max<std::int64_t>(1, reduced.numel()));
-  if (op == ReduceOp::mean) {
+  if (op == ReductionKind::mean) {
     for (double& v : r.values) v /= count;
     for (double& v : r.absolute) v /= count;
   }
@@ -65,9 +65,9 @@ TEST_P(Reduce, AnyDimensionsOfAnyLayoutMatchTheReference) {
         for (unsigned bits = 0; bits < 1u << shape.dims(); ++bits) {
           const Shape reduced = without(shape, bits);
           SCOPED_TRACE(core::str(describe(shape, dtype, layout), " to ", reduced));
-          for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max}) {
-            if (op == ReduceOp::max && shape.numel() == 0) continue;
-            if (op == ReduceOp::mean && shape.numel() == 0) continue;
+          for (ReductionKind op : {ReductionKind::sum, ReductionKind::mean, ReductionKind::max}) {
+            if (op == ReductionKind::max && shape.numel() == 0) continue;
+            if (op == ReductionKind::mean && shape.numel() == 0) continue;
             const LaidOut y(reduced, dtype, GetParam(), Layout::row_major);
             reduce(op, x, y);
             const ReduceReference expected = reference(op, x.values(), shape, reduced);
@@ -76,7 +76,7 @@ TEST_P(Reduce, AnyDimensionsOfAnyLayoutMatchTheReference) {
                     ? 0
                     : *std::max_element(expected.absolute.begin(), expected.absolute.end());
             expect_close(y.values(), expected.values, 2 * epsilon(dtype),
-                         op == ReduceOp::max
+                         op == ReductionKind::max
                              ? 0
                              : 4 * std::min(epsilon(dtype), epsilon(DType::f32)) * largest);
           }
@@ -94,8 +94,8 @@ TEST_P(Reduce, LongSumsKeepTheirDigits) {
     for (unsigned bits : {1u, 2u, 3u}) {
       const Shape reduced = without(shape, bits);
       const Tensor y = Tensor::empty(reduced, DType::f32, GetParam());
-      reduce(ReduceOp::sum, x, y);
-      expect_close(y, reference(ReduceOp::sum, x.to_vector(), shape, reduced).values,
+      reduce(ReductionKind::sum, x, y);
+      expect_close(y, reference(ReductionKind::sum, x.to_vector(), shape, reduced).values,
                    4 * epsilon(DType::f32), 0);
     }
   }
@@ -106,8 +106,8 @@ TEST_P(Reduce, MoreRowsThanBlocks) {
   const Shape shape{16'390, 260};
   const Tensor x = Tensor::from(random_values(shape.numel(), 6), shape, DType::f32, GetParam());
   const Tensor y = Tensor::empty({shape[0], 1}, DType::f32, GetParam());
-  reduce(ReduceOp::sum, x, y);
-  const auto expected = reference(ReduceOp::sum, x.to_vector(), shape, y.shape());
+  reduce(ReductionKind::sum, x, y);
+  const auto expected = reference(ReductionKind::sum, x.to_vector(), shape, y.shape());
   expect_close(y, expected.values, 1e-6, 1e-5);
 }
 
@@ -116,8 +116,8 @@ TEST_P(Reduce, AccumulatesIntoWhatIsThere) {
   for (unsigned bits : {1u, 2u}) {
     const Shape reduced = without(x.shape(), bits);
     const Tensor y = Tensor::full(reduced, 10.0, DType::f32, GetParam());
-    reduce(ReduceOp::sum, x, y, true);
-    auto expected = reference(ReduceOp::sum, x.to_vector(), x.shape(), reduced).values;
+    reduce(ReductionKind::sum, x, y, true);
+    auto expected = reference(ReductionKind::sum, x.to_vector(), x.shape(), reduced).values;
     for (double& v : expected) v += 10.0;
     expect_close(y, expected, 1e-6, 0);
   }
@@ -126,9 +126,9 @@ TEST_P(Reduce, AccumulatesIntoWhatIsThere) {
 TEST_P(Reduce, SumsOfNothingAreZeroAndMaximaOfNothingAnError) {
   const Tensor x = Tensor::zeros({0, 3}, DType::f32, GetParam());
   const Tensor y = Tensor::full({1, 3}, 5.0, DType::f32, GetParam());
-  reduce(ReduceOp::sum, x, y);
+  reduce(ReductionKind::sum, x, y);
   EXPECT_EQ(y.to_vector(), (std::vector<double>{0, 0, 0}));
-  EXPECT_EQ(message_of([&] { reduce(ReduceOp::max, x, y); }),
+  EXPECT_EQ(message_of([&] { reduce(ReductionKind::max, x, y); }),
             "[reduce] expected elements to take the maximum of, got x of shape [0, 3]");
 }
 
@@ -139,7 +139,7 @@ TEST_P(Reduce, MaximumPassesNanOn) {
     const Tensor x = Tensor::from(values, {100, 1}, DType::f32, GetParam());
     for (const TensorView& view : {x.view(), x.view().expand({100, 3})}) {
       const Tensor y = Tensor::empty({1, view.shape[1]}, DType::f32, GetParam());
-      reduce(ReduceOp::max, view, y);
+      reduce(ReductionKind::max, view, y);
       for (double v : y.to_vector()) EXPECT_TRUE(std::isnan(v)) << at;
     }
   }
@@ -152,10 +152,10 @@ TEST_P(Reduce, CountsIntegersAndBooleans) {
     const LaidOut x(values, {7, 50}, dtype, GetParam(), Layout::row_major);
     const LaidOut y({7, 1}, DType::i64, GetParam(), Layout::row_major);
     const LaidOut z({1, 50}, DType::f32, GetParam(), Layout::row_major);
-    reduce(ReduceOp::sum, x, y);
-    reduce(ReduceOp::sum, x, z);
-    EXPECT_EQ(y.values(), reference(ReduceOp::sum, values, {7, 50}, {7, 1}).values);
-    EXPECT_EQ(z.values(), reference(ReduceOp::sum, values, {7, 50}, {1, 50}).values);
+    reduce(ReductionKind::sum, x, y);
+    reduce(ReductionKind::sum, x, z);
+    EXPECT_EQ(y.values(), reference(ReductionKind::sum, values, {7, 50}, {7, 1}).values);
+    EXPECT_EQ(z.values(), reference(ReductionKind::sum, values, {7, 50}, {1, 50}).values);
   }
 }
 
@@ -169,7 +169,7 @@ TEST(ReduceThreads, BitsDoNotDependOnTheirNumber) {
     std::vector<float> all;
     for (unsigned bits : {1u, 2u, 3u}) {
       const Tensor y = Tensor::empty(without(shape, bits));
-      reduce(ReduceOp::sum, x, y);
+      reduce(ReductionKind::sum, x, y);
       const auto values = y.to_vector<float>();
       all.insert(all.end(), values.begin(), values.end());
     }
@@ -183,12 +183,12 @@ TEST(ReduceThreads, BitsDoNotDependOnTheirNumber) {
 TEST_P(Reduce, ErrorsNameBothShapes) {
   const Tensor x = Tensor::zeros({2, 3}, DType::f32, GetParam());
   EXPECT_EQ(message_of([&] {
-              reduce(ReduceOp::sum, x, Tensor::zeros({2, 2}, DType::f32, GetParam()));
+              reduce(ReductionKind::sum, x, Tensor::zeros({2, 2}, DType::f32, GetParam()));
             }),
             "[reduce] expected y of x's shape [2, 3] with 1 in the reduced dimensions, got [2, 2]");
-  EXPECT_EQ(
-      message_of([&] { reduce(ReduceOp::sum, x, Tensor::zeros({3}, DType::f32, GetParam())); }),
-      "[reduce] expected y of 2 dimensions, got shape [3]");
+  EXPECT_EQ(message_of(
+                [&] { reduce(ReductionKind::sum, x, Tensor::zeros({3}, DType::f32, GetParam())); }),
+            "[reduce] expected y of 2 dimensions, got shape [3]");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Reduce, testing::ValuesIn(test::devices()), test::device_name);

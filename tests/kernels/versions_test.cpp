@@ -62,7 +62,7 @@ std::vector<Call> elementwise_calls() {
       {"reduce",
        {f32(s)},
        {f32({4, 1})},
-       [](auto& x, auto& y) { reduce(ReduceOp::sum, x[0], y[0]); }},
+       [](auto& x, auto& y) { reduce(ReductionKind::sum, x[0], y[0]); }},
   };
 }
 

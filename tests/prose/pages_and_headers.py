@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Holds two pages against the public headers; a line on each difference.
+"""Holds names against the public headers; a line on each difference.
 
     pages_and_headers.py glossary ROOT    every name in the last column of docs/naming.md's terms is in a public header
     pages_and_headers.py errors ROOT      docs/errors.md has a row for each public error class, and for nothing else
+    pages_and_headers.py types ROOT       one name, one type: only options that a layer hands on to its kernels, and what libtorch's twin has, share theirs
 """
 import pathlib
 import re
@@ -10,6 +11,7 @@ import sys
 
 TERMS = re.compile(r"^\|[^|]*\|[^|]*\|([^|]*)\|$")
 ERROR_CLASS = re.compile(r"namespace cairn::(\w+)|^\s*(?:class|struct) (\w+)(?: final)? : (?:public )?([\w:]+)", re.M)
+NAMESPACE_OR_TYPE = re.compile(r"^namespace cairn::([\w:]+) \{|^(?:class|struct|enum class) (?:\[\[nodiscard\]\] )?(\w+)[^;(]*\{", re.M)
 ROW = re.compile(r"^\| `(\w+::\w+)` \|", re.M)
 
 
@@ -60,7 +62,22 @@ def errors(root):
         yield f"docs/errors.md: expected rows for public error classes only, got one for `{name}`"
 
 
+def types(root):
+    folders = {}
+    for text in headers(root):
+        folder = ""
+        for match in NAMESPACE_OR_TYPE.finditer(text):
+            folder = match[1] or folder
+            if match[2] and not folder.endswith("detail"):
+                folders.setdefault(match[2], set()).add(folder)
+    for name, having in sorted(folders.items()):
+        if len(having - {"libtorch"}) > 1 and not name.endswith("Options"):
+            yield f"expected one public type of the name {name}, got those of {', '.join(sorted(having))}"
+    if len(folders) < 200:
+        yield f"expected at least 200 public types, got {len(folders)}"
+
+
 if __name__ == "__main__":
-    complaints = list({"glossary": glossary, "errors": errors}[sys.argv[1]](pathlib.Path(sys.argv[2])))
+    complaints = list({"glossary": glossary, "errors": errors, "types": types}[sys.argv[1]](pathlib.Path(sys.argv[2])))
     print("\n".join(complaints))
     sys.exit(bool(complaints))

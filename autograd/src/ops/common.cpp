@@ -5,7 +5,7 @@
 namespace cairn::autograd {
 
 using core::TensorView;
-using kernels::ReduceOp;
+using kernels::ReductionKind;
 
 Tensor empty_image(const Tensor& x, const Shape& shape) {
   const bool last = x.view().is_channels_last();
@@ -43,7 +43,7 @@ void check_mean(const char* op, Reduction reduction, std::int64_t samples, const
               "Accumulation with a count of 0 and a loss of Reduction::sum)");
 }
 
-Tensor total(ReduceOp op, const Tensor& losses) {
+Tensor total(ReductionKind op, const Tensor& losses) {
   const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
   const Tensor y = empty_as(losses, {1}, losses.dtype());
   kernels::reduce(op, flat, y);
@@ -78,7 +78,7 @@ TensorView with_leading_ones(TensorView view, int dims) {
 Tensor sum_to_input(Context& ctx, int input, const Tensor& dy) {
   if (dy.shape() == ctx.input_shape(input)) return dy;
   const GradTarget target = ctx.grad_target(input);
-  kernels::reduce(ReduceOp::sum, dy, with_leading_ones(target.tensor, dy.dims()),
+  kernels::reduce(ReductionKind::sum, dy, with_leading_ones(target.tensor, dy.dims()),
                   target.accumulate);
   return target.tensor;
 }

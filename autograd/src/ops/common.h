@@ -30,7 +30,7 @@ inline TensorView view_or_none(const Tensor& x) {
 void check_mean(const char* op, Reduction reduction, std::int64_t samples, const Shape& shape);
 
 /// A scalar: the sum or mean of all losses.
-Tensor total(kernels::ReduceOp op, const Tensor& losses);
+Tensor total(kernels::ReductionKind op, const Tensor& losses);
 
 /// Uninitialised, of x's dtype and layout, with another shape of 4 dimensions: channels-last where
 /// x is.

@@ -21,7 +21,7 @@ Tensor empty_channels_last(const Tensor& x, const Shape& shape) {
 Tensor bias_gradient(Context& ctx, int input, const Tensor& dy) {
   const GradTarget target = ctx.grad_target(input);
   const TensorView as_image = target.tensor.view().reshape({1, dy.size(1), 1, 1});
-  kernels::reduce(kernels::ReduceOp::sum, dy, as_image, target.accumulate);
+  kernels::reduce(kernels::ReductionKind::sum, dy, as_image, target.accumulate);
   return target.tensor;
 }
 

@@ -10,7 +10,7 @@ namespace cairn::autograd {
 
 using core::TensorView;
 using kernels::BinaryOp;
-using kernels::ReduceOp;
+using kernels::ReductionKind;
 
 namespace {
 
@@ -39,13 +39,13 @@ Tensor counted(const CrossEntropyOptions& options, const Tensor& classes, DType 
   kernels::binary(BinaryOp::ne, classes, ignored, counts);
   const Tensor ones = empty_as(classes, classes.shape(), dtype);
   kernels::copy(counts, ones);
-  return total(ReduceOp::sum, ones);
+  return total(ReductionKind::sum, ones);
 }
 
 Tensor reduced(const CrossEntropyOptions& options, const Tensor& losses, const Tensor& count,
                const Shape& rows) {
   if (options.reduction == Reduction::none) return losses.alias(losses.view().reshape(rows));
-  Tensor sum = total(ReduceOp::sum, losses);
+  Tensor sum = total(ReductionKind::sum, losses);
   if (count.defined()) kernels::binary(BinaryOp::div, sum, count, sum);
   return sum;
 }
@@ -157,7 +157,7 @@ class ChunkedRows {
                       {.accumulate = dweight.accumulate || begin > 0});
     }
     if (dbias.tensor.defined()) {
-      kernels::reduce(ReduceOp::sum, logits, dbias.tensor.view().unsqueeze(0),
+      kernels::reduce(ReductionKind::sum, logits, dbias.tensor.view().unsqueeze(0),
                       dbias.accumulate || begin > 0);
     }
   }
@@ -204,8 +204,8 @@ class ClassSlices {
       kernels::matmul(logits.transpose(0, 1), x_, dweight.tensor.view().slice(0, begin, end),
                       {.accumulate = dweight.accumulate});
     if (dbias.tensor.defined())
-      kernels::reduce(ReduceOp::sum, logits, dbias.tensor.view().slice(0, begin, end).unsqueeze(0),
-                      dbias.accumulate);
+      kernels::reduce(ReductionKind::sum, logits,
+                      dbias.tensor.view().slice(0, begin, end).unsqueeze(0), dbias.accumulate);
   }
 
   const Tensor &x_, &weight_, &bias_, &classes_;

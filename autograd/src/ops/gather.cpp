@@ -91,7 +91,7 @@ struct Nll {
     if (options.reduction == Reduction::none) {
       return losses.alias(losses.view().reshape(target.shape()));
     }
-    Tensor sum = total(kernels::ReduceOp::sum, losses);
+    Tensor sum = total(kernels::ReductionKind::sum, losses);
     if (options.reduction == Reduction::mean) divide(sum, kept);
     return sum;
   }
@@ -113,7 +113,7 @@ struct Nll {
 
  private:
   static void divide(const Tensor& x, const Tensor& kept) {
-    kernels::binary(BinaryOp::div, x, total(kernels::ReduceOp::sum, kept), x);
+    kernels::binary(BinaryOp::div, x, total(kernels::ReductionKind::sum, kept), x);
   }
 };
 

@@ -9,7 +9,7 @@ namespace cairn::autograd {
 
 using core::TensorView;
 using kernels::BinaryOp;
-using kernels::ReduceOp;
+using kernels::ReductionKind;
 
 namespace {
 
@@ -197,7 +197,7 @@ struct Elementwise {
     ctx.save(x);
     ctx.save(target);
     if (reduction == Reduction::none) return losses;
-    return total(reduction == Reduction::mean ? ReduceOp::mean : ReduceOp::sum, losses);
+    return total(reduction == Reduction::mean ? ReductionKind::mean : ReductionKind::sum, losses);
   }
 
   Tensors backward(Context& ctx, const Tensor& dy) {

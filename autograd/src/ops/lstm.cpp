@@ -131,7 +131,7 @@ struct Lstm {
   static void add_bias_gradients(Context& ctx, const TensorView& dgates, Tensors& d) {
     if (!ctx.needs_grad(kBiasIh) && !ctx.needs_grad(kBiasHh)) return;
     const Tensor sum = Tensor::empty({1, dgates.size(1)}, wide(dgates.dtype), dgates.device);
-    kernels::reduce(kernels::ReduceOp::sum, dgates, sum);
+    kernels::reduce(kernels::ReductionKind::sum, dgates, sum);
     const Tensor bias = sum.alias(sum.view().select(0, 0));
     for (const int input : {kBiasIh, kBiasHh}) {
       if (ctx.needs_grad(input)) d[static_cast<std::size_t>(input)] = land(ctx, input, bias);

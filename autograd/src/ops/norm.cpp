@@ -175,7 +175,7 @@ struct GroupNorm {
   // Over all but the channels, where the input's gradient goes.
   static Tensor channel_sum(Context& ctx, int input, const Tensor& x) {
     const GradTarget target = ctx.grad_target(input);
-    kernels::reduce(kernels::ReduceOp::sum, x, per_channel(target.tensor, x.dims()),
+    kernels::reduce(kernels::ReductionKind::sum, x, per_channel(target.tensor, x.dims()),
                     target.accumulate);
     return target.tensor;
   }

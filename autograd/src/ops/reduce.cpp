@@ -8,7 +8,7 @@ namespace cairn::autograd {
 
 using core::TensorView;
 using kernels::BinaryOp;
-using kernels::ReduceOp;
+using kernels::ReductionKind;
 
 namespace {
 
@@ -26,7 +26,7 @@ Shape dropped(const Shape& shape, const std::vector<int>& dims) {
   return rest;
 }
 
-Tensor reduced(ReduceOp op, const Tensor& x, const std::vector<int>& dims) {
+Tensor reduced(ReductionKind op, const Tensor& x, const std::vector<int>& dims) {
   Tensor y = empty_as(x, reduced_shape(x.shape(), dims), x.dtype());
   kernels::reduce(op, x, y);
   return y;
@@ -46,7 +46,7 @@ struct Sum {
   bool keep_dims;
 
   Tensor forward(Context&, const Tensor& x) {
-    const Tensor y = reduced(ReduceOp::sum, x, dims);
+    const Tensor y = reduced(ReductionKind::sum, x, dims);
     return keep_dims ? y : with_shape(y, dropped(x.shape(), dims));
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
@@ -62,7 +62,7 @@ struct Mean {
   bool keep_dims;
 
   Tensor forward(Context&, const Tensor& x) {
-    const Tensor y = reduced(ReduceOp::mean, x, dims);
+    const Tensor y = reduced(ReductionKind::mean, x, dims);
     return keep_dims ? y : with_shape(y, dropped(x.shape(), dims));
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
@@ -81,7 +81,7 @@ struct Max {
   bool keep_dims;
 
   Tensor forward(Context& ctx, const Tensor& x) {
-    const Tensor y = reduced(ReduceOp::max, x, dims);
+    const Tensor y = reduced(ReductionKind::max, x, dims);
     ctx.save(x);
     ctx.save(y);
     return keep_dims ? y : with_shape(y, dropped(x.shape(), dims));
@@ -90,7 +90,7 @@ struct Max {
     const Tensor x = ctx.saved(0), y = ctx.saved(1);
     const Tensor dx = Tensor::empty_like(x);
     kernels::binary(BinaryOp::eq, x, y, dx);
-    const Tensor count = reduced(ReduceOp::sum, dx, dims);
+    const Tensor count = reduced(ReductionKind::sum, dx, dims);
     const Tensor share = Tensor::empty_like(count);
     kernels::binary(BinaryOp::div, with_shape(contiguous_data(dy), y.shape()), count, share);
     kernels::binary(BinaryOp::mul, dx, share, dx);

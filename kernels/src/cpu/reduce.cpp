@@ -55,23 +55,23 @@ double max_run(const T* x, std::int64_t n) {
   return sum_of(nan) > 0 ? std::numeric_limits<double>::quiet_NaN() : double{max_of(best)};
 }
 
-double RunTotal(ReduceOp op, DType dtype, const void* x, std::int64_t n) {
+double RunTotal(ReductionKind op, DType dtype, const void* x, std::int64_t n) {
   double result = 0.0;
   core::dispatch_floating(dtype, "reduce", [&](auto zero) {
     const auto* p = static_cast<const decltype(zero)*>(x);
-    result = op == ReduceOp::max ? max_run(p, n) : sum_run(p, n);
+    result = op == ReductionKind::max ? max_run(p, n) : sum_run(p, n);
   });
   return result;
 }
 
 /// total[i] = total[i] op x[r * stride + i] for each row r.
 template <class T, class A>
-void add_rows(ReduceOp op, const T* x, std::int64_t rows, std::int64_t stride, A* total,
+void add_rows(ReductionKind op, const T* x, std::int64_t rows, std::int64_t stride, A* total,
               std::int64_t n) {
   using V = Compute2<T, A>;
   for_vectors<V>(n, [&](auto io, std::int64_t i) HWY_ATTR {
     V sum = io.load(total + i);
-    if (op == ReduceOp::max) {
+    if (op == ReductionKind::max) {
       for (std::int64_t r = 0; r < rows; ++r) sum = max(io.load(x + r * stride + i), sum);
     } else {
       for (std::int64_t r = 0; r < rows; ++r) sum = sum + io.load(x + r * stride + i);
@@ -81,7 +81,7 @@ void add_rows(ReduceOp op, const T* x, std::int64_t rows, std::int64_t stride, A
 }
 
 /// total is f64 for f64 and f32 otherwise.
-void AddRows(ReduceOp op, DType dtype, const void* x, std::int64_t rows, std::int64_t stride,
+void AddRows(ReductionKind op, DType dtype, const void* x, std::int64_t rows, std::int64_t stride,
              void* total, std::int64_t n) {
   core::dispatch_floating(dtype, "reduce", [&](auto zero) {
     using T = decltype(zero);
@@ -175,7 +175,7 @@ Plan make_plan(const TensorView& x, const TensorView& y) {
 
 class Reduction {
  public:
-  Reduction(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate)
+  Reduction(ReductionKind op, const TensorView& x, const TensorView& y, bool accumulate)
       : op_(op),
         accumulate_(accumulate),
         x_(x),
@@ -201,14 +201,14 @@ class Reduction {
 
  private:
   double neutral() const {
-    return op_ == ReduceOp::max ? -std::numeric_limits<double>::infinity() : 0.0;
+    return op_ == ReductionKind::max ? -std::numeric_limits<double>::infinity() : 0.0;
   }
   double combine(double a, double b) const {
-    if (op_ != ReduceOp::max) return a + b;
+    if (op_ != ReductionKind::max) return a + b;
     return a > b || std::isnan(a) ? a : b;
   }
   void finish(std::int64_t at, double total) const {
-    if (op_ == ReduceOp::mean) total /= static_cast<double>(count_);
+    if (op_ == ReductionKind::mean) total /= static_cast<double>(count_);
     if (accumulate_) total += cpu::element_at(y_, at);
     cpu::set_element(y_, at, total);
   }
@@ -340,7 +340,7 @@ class Reduction {
         });
   }
 
-  ReduceOp op_;
+  ReductionKind op_;
   bool accumulate_;
   const TensorView& x_;
   const TensorView& y_;
@@ -351,7 +351,7 @@ class Reduction {
 
 }  // namespace
 
-void CpuBackend::reduce(ReduceOp op, View x, View y, bool accumulate) const {
+void CpuBackend::reduce(ReductionKind op, View x, View y, bool accumulate) const {
   Reduction(op, x, y, accumulate).run();
 }
 

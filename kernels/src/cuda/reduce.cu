@@ -30,7 +30,8 @@ void split(ReduceTask<T>& task, std::int64_t blocks, std::int64_t least_length) 
 }
 
 template <class T>
-ReduceTask<T> make_task(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate) {
+ReduceTask<T> make_task(ReductionKind op, const TensorView& x, const TensorView& y,
+                        bool accumulate) {
   Shape kept, reduced;
   Strides kept_x, kept_y, reduced_x;
   for (int d = 0; d < x.dims(); ++d) {
@@ -88,7 +89,7 @@ void run(const Queue& queue, ReduceTask<T> task) {
 
 }  // namespace
 
-void CudaBackend::reduce(ReduceOp op, View x, View y, bool accumulate) const {
+void CudaBackend::reduce(ReductionKind op, View x, View y, bool accumulate) const {
   if (y.numel() == 0) return;
   const Queue queue("reduce", y.device);
   core::dispatch_all(

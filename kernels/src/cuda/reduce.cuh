@@ -22,11 +22,11 @@ namespace cairn::kernels::cuda {
 inline constexpr int kColumns = 32, kLines = 8;  // of a column block
 
 struct ReduceStep {
-  ReduceOp op;
+  ReductionKind op;
 
   template <class A>
   __device__ A identity() const {
-    if (op != ReduceOp::max) return A(0);
+    if (op != ReductionKind::max) return A(0);
     if constexpr (std::is_same_v<A, std::int64_t>) {
       return std::numeric_limits<A>::lowest();
     } else {
@@ -35,7 +35,7 @@ struct ReduceStep {
   }
   template <class A>
   __device__ A operator()(A a, A b) const {
-    if (op != ReduceOp::max) return a + b;
+    if (op != ReductionKind::max) return a + b;
     if constexpr (std::is_same_v<A, std::int64_t>) {
       return a > b ? a : b;
     } else {
@@ -94,7 +94,7 @@ struct ReduceTask {
 
   __device__ void finish(std::int64_t output, Total value) const {
     const std::int64_t at = kept.offsets(output).of[1];
-    if (step.op == ReduceOp::mean) {
+    if (step.op == ReductionKind::mean) {
       store(at, static_cast<double>(value) / static_cast<double>(length));
     } else {
       store(at, value);

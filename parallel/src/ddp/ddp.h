@@ -63,7 +63,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void reduce_pending() override;
   void backward_failed(const std::string& why) override;
   std::vector<int> job_ranks() const override { return group.world().job_ranks(); }
-  Sharding sharding() const override;
+  OwnPart own_part() const override;
   std::vector<std::string> exchange(const std::string& own, std::string_view name) override {
     return shards.exchange(own, name);
   }

@@ -84,7 +84,7 @@ void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) 
   }
 }
 
-core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const {
+core::GradientReducer::OwnPart DistributedDataParallel::Impl::own_part() const {
   if (!stage) return {};
   return {shards.rank(), shards.world_size(), shards_gradients()};
 }

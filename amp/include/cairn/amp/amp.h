@@ -79,7 +79,7 @@ class [[nodiscard]] Region {
 
 /// The handle. Copies share their state. Models and optimizers must outlive it and stay where they
 /// are: a step or a loss after an optimizer was moved throws InvalidArgument.
-class Amp : public core::Stateful {
+class [[nodiscard]] Amp : public core::Stateful {
  public:
   /// loss (one element, any floating dtype) in f32, times the scale of its scaler. Gradients of one
   /// loss accumulate scaled, in place, until the step. The backward of another loss first checks

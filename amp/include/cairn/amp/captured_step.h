@@ -38,7 +38,7 @@ struct CapturedStepOptions {
   int report_every = 0;
 };
 
-class CapturedStep {
+class [[nodiscard]] CapturedStep {
  public:
   using Inputs = std::vector<Tensor>;
   using Loss = std::function<Tensor(const Inputs&)>;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/sharding.h"
 #include "checkpoint/manifest.h"
 #include "formats/flat_state.h"
 
@@ -22,10 +23,7 @@ std::string describe_shards(const FlatState& own);
 /// (ranks that keep copies of each other's). told: what each rank describes, in rank order.
 void leave_out_copies(FlatState& own, const std::vector<std::string>& told, int rank);
 
-/// Elements of a tensor, in row-major order.
-struct ElementRange {
-  std::int64_t begin = 0, end = 0;
-};
+using core::ElementRange;  // here in row-major order
 /// Those of a shard of this shape; none where it does not lie within the whole.
 std::optional<ElementRange> elements_of(const Shape& shape, const ShardPlace& place);
 

@@ -42,7 +42,7 @@ class GradientSlot;
 using RunId = std::uint64_t;
 
 /// The backwards of one loss at one scale, as whoever scales losses knows them
-/// (gradients::Contribution). The slots that hold its gradients share it: it ends when the last of
+/// (gradients::CheckedContribution). The slots that hold its gradients share it: it ends when the last of
 /// these is stepped or dropped.
 class Contribution {
  public:
@@ -78,13 +78,13 @@ class GradientReducer {
   /// A run has thrown on this rank, or could not begin.
   virtual void backward_failed(const std::string& /*why*/) {}
 
-  /// Of how many ranks, which each update a part of every weight, this one is which.
-  struct Sharding {
+  /// Which even_part() of every weight this rank updates.
+  struct OwnPart {
     int rank = 0;
     int world_size = 1;      // 1: this rank updates all of them
     bool gradients = false;  // what is reduced is this rank's part, too
   };
-  virtual Sharding sharding() const { return {}; }
+  virtual OwnPart own_part() const { return {}; }
   /// What each of those ranks says, by rank. A collective.
   virtual std::vector<std::string> exchange(const std::string& own, std::string_view /*name*/) {
     return {own};

@@ -25,7 +25,7 @@ struct Check {
 
 /// The backwards of one loss at one scale, with the checks of those of its gradients that were
 /// moved.
-class Contribution : public core::Contribution {
+class CheckedContribution : public core::Contribution {
  public:
   std::vector<Check> checks;  // launched, not read
 };

@@ -7,10 +7,10 @@
 
 namespace cairn::kernels {
 
-enum class ReduceOp : std::uint8_t { sum, mean, max };
+enum class ReductionKind : std::uint8_t { sum, mean, max };
 /// y = op of x over the dimensions where y's size is 1 and x's is not; y has x's number of
 /// dimensions. Fixed order. Dtypes of x and y may differ; integers and booleans are summed in f64.
 /// accumulate (sum and mean only) adds to y. A max over nothing throws.
-void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate = false);
+void reduce(ReductionKind op, const TensorView& x, const TensorView& y, bool accumulate = false);
 
 }  // namespace cairn::kernels

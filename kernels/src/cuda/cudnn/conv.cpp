@@ -144,7 +144,7 @@ void CudaBackend::conv2d_backward_data(View dy, View weight, View bias, View dx,
 void CudaBackend::conv2d_backward_weight(View x, View dy, View dweight, View dbias,
                                          const Conv2dOptions& options, bool accumulate) const {
   const Queue queue("conv2d_backward_weight", x.device);
-  if (dbias.defined()) reduce(ReduceOp::sum, dy, per_channel(dbias), accumulate);
+  if (dbias.defined()) reduce(ReductionKind::sum, dy, per_channel(dbias), accumulate);
   if (x.numel() == 0) {
     if (!accumulate) fill(dweight, 0.0);
     return;

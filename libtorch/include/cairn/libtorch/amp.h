@@ -16,7 +16,7 @@
 
 namespace cairn::libtorch {
 
-class Amp : public amp::Amp {
+class [[nodiscard]] Amp : public amp::Amp {
  public:
   /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast
   /// region.

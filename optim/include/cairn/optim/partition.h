@@ -44,7 +44,7 @@ class Partition {
   struct Entry {
     Tensor weight;
     std::weak_ptr<core::GradientReducer> reducer;
-    core::GradientReducer::Sharding ranks;  // of 1: it is not cut
+    core::GradientReducer::OwnPart ranks;  // of 1: it is not cut
   };
 
   std::vector<Entry> entries_;

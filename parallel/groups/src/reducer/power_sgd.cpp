@@ -51,7 +51,7 @@ Tensor squared_norm(const TensorView& row) {
   const Tensor square = Tensor::empty(row.shape, DType::f32, row.device);
   Tensor norm = Tensor::empty({1, 1}, DType::f32, row.device);
   kernels::unary(kernels::UnaryOp::square, row, square);
-  kernels::reduce(kernels::ReduceOp::sum, square, norm);
+  kernels::reduce(kernels::ReductionKind::sum, square, norm);
   return norm;
 }
 
@@ -273,7 +273,7 @@ class PowerSgd final : public CommunicationHook {
     const Tensor square = Tensor::empty(p.shape, DType::f32, p.device);
     const Tensor idle = Tensor::empty({p.size(0), 1}, DType::f32, p.device);
     kernels::unary(kernels::UnaryOp::square, p, square);
-    kernels::reduce(kernels::ReduceOp::sum, square, idle);
+    kernels::reduce(kernels::ReductionKind::sum, square, idle);
     kernels::affine(idle, -1.0, 1.0, idle);
     kernels::binary(kernels::BinaryOp::mul, next, idle, next);
     kernels::axpby(1.0, q, 1.0, next);

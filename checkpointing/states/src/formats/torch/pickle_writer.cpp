@@ -7,13 +7,13 @@
 
 namespace cairn::checkpointing {
 
-void PickleWriter::text(std::string_view value) {
+void TorchPickleWriter::text(std::string_view value) {
   CAIRN_CHECK(value.size() <= UINT32_MAX, "torch", "expected text of at most 4 GB, got ",
               value.size(), " bytes");
   core::PickleWriter::text(value);
 }
 
-void PickleWriter::name(std::string_view module, std::string_view name) {
+void TorchPickleWriter::name(std::string_view module, std::string_view name) {
   op(PickleOp::global);
   out_ += module;
   out_ += '\n';
@@ -21,13 +21,13 @@ void PickleWriter::name(std::string_view module, std::string_view name) {
   out_ += '\n';
 }
 
-void PickleWriter::sizes(const Shape& shape) {
+void TorchPickleWriter::sizes(const Shape& shape) {
   begin_tuple();
   for (const std::int64_t size : shape) integer(size);
   end_tuple();
 }
 
-void PickleWriter::tensor(const std::string& key, DType dtype, const Shape& shape) {
+void TorchPickleWriter::tensor(const std::string& key, DType dtype, const Shape& shape) {
   const auto* type = std::find_if(
       std::begin(kPickleNames), std::end(kPickleNames), [dtype](const PickleName& known) {
         return known.meaning == NameMeaning::storage && known.storage == dtype;

@@ -10,7 +10,7 @@
 
 namespace cairn::checkpointing {
 
-class PickleWriter : public core::PickleWriter {
+class TorchPickleWriter : public core::PickleWriter {
  public:
   /// As core's. Throws InvalidArgument for more than 4 GB.
   void text(std::string_view value);

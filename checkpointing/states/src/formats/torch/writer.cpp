@@ -164,7 +164,7 @@ class Exporter {
     pickle_.tensor(std::to_string(key), tensor.dtype(), tensor.shape());
   }
 
-  PickleWriter pickle_;
+  TorchPickleWriter pickle_;
   std::vector<Tensor> tensors_;  // by key
   std::map<std::tuple<const void*, DType, std::string>, std::size_t> keys_;
 };
