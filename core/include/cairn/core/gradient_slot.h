@@ -42,8 +42,8 @@ class GradientSlot;
 using RunId = std::uint64_t;
 
 /// The backwards of one loss at one scale, as whoever scales losses knows them
-/// (gradients::CheckedContribution). The slots that hold its gradients share it: it ends when the last of
-/// these is stepped or dropped.
+/// (gradients::CheckedContribution). The slots that hold its gradients share it: it ends when the
+/// last of these is stepped or dropped.
 class Contribution {
  public:
   virtual ~Contribution() = default;
