@@ -84,10 +84,8 @@ class TakeStep : public Command {
   }
 
  private:
-  /// What amp counts for gradients that it has stepped before is nobody's scale to say: a static
-  /// one hears of nothing.
+  /// A loss's scale hears of it once, in the first step.
   bool keeps(const Case& now) const {
-    if (now.setup.precision && now.setup.precision->dynamic) return false;
     const auto& all = now.reference.parameters;
     return std::all_of(all.begin(), all.end(),
                        [](const Parameter& p) { return p.gradient.finite(); }) &&
