@@ -197,7 +197,7 @@ void Optimizer::update_on_device(const StepOptions& options, const kernels::Devi
     kernels::advance_step(device_->applied, device.found_inf);
     run_batches(scales, device);
   });
-  kernels::weights_written(updated());
+  tell_of_update();
 }
 
 StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t scaler,

@@ -168,7 +168,6 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
                        ? gradient.view()
                        : in_part(laid_out_like(tensor, gradient, temporaries), parameter.part);
   if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(parameter);
-  if (!master_weights_) kernels::MasterWeight::drop(tensor);
   for (std::size_t m = 0; m < moments; ++m) {
     Tensor& moment = parameter.moments[m];
     if (!moment.defined()) {
@@ -304,6 +303,13 @@ std::vector<Tensor> Optimizer::updated() const {
   return weights;
 }
 
+/// They agree with their masters, or are their own values from now on.
+void Optimizer::tell_of_update() const {
+  const std::vector<Tensor> weights = updated();
+  if (!master_weights_) std::for_each(weights.begin(), weights.end(), kernels::MasterWeight::drop);
+  kernels::weights_written(weights);
+}
+
 /// From the reductions of the gradients.
 void Optimizer::show_flows(core::WorkSpan& span) const {
   for (std::size_t i = 0; span.observed() && i < parameters_.size(); ++i)
@@ -349,7 +355,7 @@ StepResult Optimizer::end_update(const Update& update) {
   core::WorkSpan span(core::ObservedWork::Kind::update, kind());
   show_flows(span);
   tell_ranks_of_failure([&] { apply([&] { run_update(update.scales); }); });
-  kernels::weights_written(updated());  // they agree with their masters
+  tell_of_update();
   for (Parameter& parameter : parameters_) {
     if (gradient_of(parameter) == nullptr) continue;
     parameter.norm = parameter.next_norm;

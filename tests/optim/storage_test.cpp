@@ -122,6 +122,24 @@ TEST(Storage, ConvertsOnTheWay) {
   EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::f32);
 }
 
+// A file of f32 weights loaded into a half model leaves masters, which an optimizer without them
+// drops in its first step.
+TEST(Storage, AStepWithoutMemoryDropsNoMaster) {
+  const NamedTensors parameters = bf16_parameters();
+  const Tensor& weight = parameters[0].tensor;
+  FusedAdam optimizer(parameters);
+  optimizer.set_master_weights(false);
+  kernels::MasterWeight::assign(weight, Tensor::full(weight.shape(), 1.1, DType::f32));
+  write_gradients(parameters, 1);
+  const Device device = core::default_device();
+  core::set_memory_capacity(device, core::memory_stats(device).current_total);
+  EXPECT_THROW((void)optimizer.step(), core::OutOfMemory);
+  core::set_memory_capacity(device, SIZE_MAX);
+  EXPECT_FLOAT_EQ(exact(weight)[0], 1.1f);
+  expect_applied(optimizer.step());
+  EXPECT_FALSE(kernels::MasterWeight::exists(weight));
+}
+
 TEST(Storage, RefusesWhatCannotBe) {
   const NamedTensors parameters = {make_parameter("half", {4}, 1, DType::f16),
                                    make_parameter("single", {4}, 1)};

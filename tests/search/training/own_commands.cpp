@@ -256,17 +256,19 @@ class ReadGradient : public Command {
     if (!gradient.exists()) throw Mismatch("expected no gradient, got one");
     const Values whole = gradient.mean();
     if (whole[0] == 0) return now.check();  // at any scale
-    const double scale = outcome.numbers[0] / whole[0];
-    double largest = std::abs(whole[0]);  // what ranks send: their mean may be far smaller
-    for (const Values& own : gradient.of_rank) largest = std::max(largest, std::abs(own[0]));
-    const double sent = now.travels_rounded() ? 2e-3 : 1e-4;
-    const double tolerance = sent * largest / std::abs(whole[0]);
-    if (std::abs(std::exp2(std::round(std::log2(scale))) - scale) > tolerance * scale) {
-      throw Mismatch("grad() holds a part of the gradient");
+    const double seen = outcome.numbers[0] / whole[0],
+                 scale = std::exp2(std::round(std::log2(seen)));
+    double sent = 0;  // what ranks send: their mean may be far smaller
+    for (const Values& own : gradient.of_rank) {
+      for (const double g : own) sent = std::max(sent, std::abs(g));
     }
+    const double rounded = now.travels_rounded() ? 2e-3 * sent : 1e-4 * std::abs(whole[0]);
+    if (std::abs(scale - seen) * std::abs(whole[0]) > rounded * scale)
+      throw Mismatch("grad() holds a part of the gradient");
     Values scaled = whole;
     for (double& g : scaled) g *= scale;
-    compare("grad()", outcome.numbers, scaled, 2e-3);
+    compare("grad()", outcome.numbers, scaled,
+            Tolerance(now.travels_rounded() ? rounded * scale : 0.0, 2e-3));
     now.check();
   }
   void show(std::ostream& out) const override { out << kNames[at(parameter_)] << ".grad()"; }

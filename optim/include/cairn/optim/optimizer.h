@@ -358,6 +358,7 @@ class Optimizer : public core::Stateful {
   void run_batches_of_parts(const std::vector<double>& scales);
   void check_ended() const;             // throws where the last update stopped in the middle
   std::vector<Tensor> updated() const;  // those that have a gradient
+  void tell_of_update() const;
   StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);
 
