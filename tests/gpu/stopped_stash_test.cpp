@@ -1,5 +1,5 @@
-// A GPU that refuses a kernel or memory while gradients move into their sums: the next try adds each
-// once, or nobody uses what may have been added.
+// A GPU that refuses a kernel or memory while gradients move into their sums: the next try adds
+// each once, or nobody uses what may have been added.
 #include <gmock/gmock.h>
 
 #include "cairn/optim/sgd.h"
