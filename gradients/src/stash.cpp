@@ -45,6 +45,11 @@ kernels::PendingCheck move(const Pass& pass, double scale) {
                                      kernels::CheckedArgument::x);
 }
 
+/// The device may have added some of them: a second try would add these again.
+void break_slots(const Pass& pass, const std::vector<Tensor>& tensors, const char* why) {
+  for (const std::size_t i : pass.tensors) tensors[i].gradient_slot().mark_broken(why);
+}
+
 void tell(const Pass& pass, const std::vector<Tensor>& tensors,
           const kernels::PendingCheck& found) {
   auto* contribution = dynamic_cast<CheckedContribution*>(pass.scale.contribution.get());
@@ -98,7 +103,12 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
   }
   std::vector<StashPass> moved;
   for (const Pass& pass : passes) {
-    moved.push_back({pass.tensors, move(pass, scale)});
+    try {
+      moved.push_back({pass.tensors, move(pass, scale)});
+    } catch (const core::DeviceError& error) {
+      if (pass.adds) break_slots(pass, tensors, error.what());
+      throw;
+    }
     tell(pass, tensors, moved.back().check);
     for (const std::size_t i : pass.tensors) tensors[i].gradient_slot().mark_stashed();
   }

@@ -11,17 +11,18 @@ namespace {
 
 /// Sums of one stash; a long list takes memory of its own.
 struct Training {
-  explicit Training(std::size_t count) : optimizer(parameters_of(count), {.lr = 0.5}) { stash(1); }
+  explicit Training(std::size_t count) : optimizer(parameters_of(count), {.lr = 0.5}) {
+    write(1);
+    (void)optimizer.stash();
+    write(3);
+  }
   static NamedTensors parameters_of(std::size_t count) {
     NamedTensors all;
     while (all.size() < count)
       all.push_back(optim::make_parameter(core::str("p", all.size()), {20}, 2, DType::f32, kGpu));
     return all;
   }
-  void stash(std::uint64_t seed) {
-    optim::write_gradients(optimizer.groups()[0].parameters, seed);
-    (void)optimizer.stash();
-  }
+  void write(std::uint64_t seed) { optim::write_gradients(optimizer.groups()[0].parameters, seed); }
   std::vector<Values> step() {
     (void)optimizer.step();
     return everything(optimizer.groups()[0].parameters, optimizer);
@@ -34,13 +35,13 @@ struct Training {
 bool refused(std::size_t count, bool memory, std::uint64_t nth,
              const std::vector<Values>& expected) {
   Training training(count);
-  std::string thrown = message_of([&] {
+  const std::string thrown = message_of<core::Error>([&] {
     const Refusal refusal(memory, nth);
-    training.stash(3);
+    (void)training.optimizer.stash();
   });
   if (thrown == "nothing thrown") return false;
   std::vector<Values> seen;
-  const std::string again = message_of([&] {
+  const std::string again = message_of<core::Error>([&] {
     (void)training.optimizer.stash();
     seen = training.step();
   });
@@ -58,7 +59,7 @@ TEST_P(StoppedStash, AddsOnceOrIsKnown) {
   const bool memory = GetParam();
   const std::size_t count = memory ? 150 : 3;
   Training undisturbed(count);
-  undisturbed.stash(3);
+  (void)undisturbed.optimizer.stash();
   const std::vector<Values> expected = undisturbed.step();
   std::uint64_t nth = 1;
   while (refused(count, memory, nth, expected)) ++nth;

@@ -39,7 +39,8 @@ struct StashPass {
 /// Moves what the slots of `tensors` hold, divided by its scale and times `scale`, into f32 sums
 /// beside them (adds to what is there) and leaves the slots empty. One pass for each device and
 /// contribution, which is told of its check. Tensors without a gradient, or frozen, are left alone.
-/// A sum's memory is made at its first use.
+/// A sum's memory is made at its first use. Where a device fails, the gradients that it may have
+/// added are broken.
 std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale = 1.0);
 
 /// A backward begins that may write these leaves: stashes what other contributions of its scaler
