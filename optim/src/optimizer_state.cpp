@@ -65,6 +65,16 @@ StateDict Optimizer::options_of(const ParameterGroup& group) const {
 
 StateDict Optimizer::state_dict() const {
   check_ended();
+  return whole_state();
+}
+
+StateDict Optimizer::undo_state() const {
+  StateDict state = whole_state();
+  if (!stopped_.empty()) state.set("stopped", stopped_);
+  return state;
+}
+
+StateDict Optimizer::whole_state() const {
   StateDict state;
   state.set("kind", std::string(kind()));
   state.set("steps", steps());
@@ -231,7 +241,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   }
   steps_ = steps;
   skips_.clear();
-  stopped_.clear();
+  stopped_ = state.contains("stopped") ? state.text("stopped") : "";
   if (capturable()) device_ = make_device_state();
 }
 

@@ -72,6 +72,20 @@ TEST(Tensor, AliasSharesMemoryAndStaysInside) {
   EXPECT_THROW(x.alias(beyond), InvalidArgument);
 }
 
+// A view made while the memory lay elsewhere than at first, and asked for when it lies elsewhere
+// again.
+TEST(Tensor, AViewOfMemoryThatComesAndGoesFollowsIt) {
+  const Tensor x = Tensor::empty({2, 3});
+  const Tensor second = Tensor::from<float>({7, 1, 2, 3, 4, 5}, {2, 3}),
+               third = Tensor::from<float>({8, 1, 2, 3, 4, 5}, {2, 3});
+  x.storage()->make_returnable([] {});
+  x.storage()->set_memory(second.storage());
+  const Tensor row = x.alias(x.view().select(0, 0));
+  EXPECT_EQ(row.to_vector(), (std::vector<double>{7, 1, 2}));
+  x.storage()->set_memory(third.storage());
+  EXPECT_EQ(row.to_vector(), (std::vector<double>{8, 1, 2}));
+}
+
 TEST(Tensor, SetDataKeepsNameAndRequiresGrad) {
   Tensor x = Tensor::zeros({2});
   const Tensor handle = x;

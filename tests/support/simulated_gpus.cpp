@@ -20,4 +20,11 @@ void set_gpu_schedule([[maybe_unused]] int drawn) {
 #endif
 }
 
+void refuse_gpu_call([[maybe_unused]] const char* call, [[maybe_unused]] int nth) {
+#ifdef CAIRN_SIMULATED_GPUS
+  gpusim::clear_injected();
+  if (call != nullptr) gpusim::inject(call, static_cast<std::uint64_t>(nth), 1);
+#endif
+}
+
 }  // namespace cairn::test

@@ -17,13 +17,17 @@ namespace cairn::stateful {
 constexpr int kMostBackwards = 12;  // before a step: half gradients stay far from their largest
 
 /// Of every parameter, an optimizer's or not.
-inline void clear_module(Case& now) {
+inline void drop_gradients(Case& now) {
   must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
   now.reference.clear(now.all_optimizers());
   for (Parameter& p : now.reference.parameters) p.gradient = {};
   now.reference.may_refuse = false;
   now.reference.ranks_differ = false;
   now.backwards = 0;
+}
+
+inline void clear_module(Case& now) {
+  drop_gradients(now);
   now.check();
 }
 

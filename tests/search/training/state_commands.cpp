@@ -8,7 +8,9 @@
 #include "commands.h"
 #include "generators.h"
 #include "refusal_command.h"
+#include "support/gpu_schedule.h"
 #include "support/rank_device.h"
+#include "support/tensors.h"
 
 namespace cairn::stateful {
 
@@ -203,6 +205,41 @@ class Resume : public Command {
   std::optional<Setup> fresh_;
 };
 
+/// A GPU refuses a call of a backward or of a step: what was saved before is resumed in the same
+/// objects.
+class UnderRefusedCall : public Command {
+ public:
+  UnderRefusedCall(Loss loss, const char* call, int nth) : loss_(loss), call_(call), nth_(nth) {
+    loss_.overflow_rank = loss_.thrower = -1;
+  }
+  bool possible(const Case& now) const override {
+    return now.setup.ranks == 1 && has_cairns_modules() && test::gpus_are_simulated() &&
+           core::default_device().is_cuda() && !now.setup.wiring.static_graph;
+  }
+  void run(Case& now) const override {
+    Save(true, false).run(now);
+    Loss loss = loss_;
+    loss.by_amp = now.setup.precision.has_value();
+    loss.by_ddp = now.setup.ddp;
+    test::refuse_gpu_call(call_, 1 + nth_);
+    (void)now.system.each([&](Rank& rank) {
+      rank.backward(loss, true, 0);
+      (void)rank.step({.by_amp = loss.by_amp, .optimizer = loss.by_amp ? -1 : 0});
+    });
+    test::refuse_gpu_call(nullptr, 0);
+    drop_gradients(now);
+    Resume(true, std::nullopt).run(now);
+  }
+  void show(std::ostream& out) const override {
+    out << "save, backward and step where " << call_ << " " << 1 + nth_ << " is refused, resume";
+  }
+
+ private:
+  Loss loss_;
+  const char* call_;
+  int nth_;
+};
+
 // ---- Generators
 
 rc::Gen<std::optional<Setup>> fresh_setups() {
@@ -227,6 +264,12 @@ rc::Gen<CommandPtr> state_commands() {
       {2, make<Save>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>())},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>()))},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), fresh_setups())},
+      {1, make<UnderRefusedCall>(losses(),
+                                 choice<const char*>({{4, "cudaLaunchKernel"},
+                                                      {1, "cudaMemcpyAsync"},
+                                                      {1, "cudaMemsetAsync"},
+                                                      {1, "cudaEventRecord"}}),
+                                 one_of(60))},
       {1, refused(make<Save>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>()))},
       {1, refused(make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>())))},
   });

@@ -495,7 +495,7 @@ void TrainingState::apply(const Loaded& loaded, const ResumeOptions& how, Undo& 
   std::vector<StateDict> before;  // of every part, ahead of the first load: they may share tensors
   StateDict wanted;
   for (const Part& part : parts_) {
-    wanted.set(part.name, part.stateful->state_dict());
+    wanted.set(part.name, part.stateful->undo_state());
     before.push_back(unflatten(snapshot_of(flatten(wanted.dict(part.name)))));
   }
   const StateDict contents = in_form_of(wanted, loaded, how);

@@ -75,6 +75,9 @@ class Stateful {
   virtual ~Stateful() = default;
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& state) = 0;
+  /// What load_state_dict() takes to undo the load of another state: state_dict(), also where that
+  /// refuses to give what should not be saved.
+  virtual StateDict undo_state() const { return state_dict(); }
 };
 
 }  // namespace cairn::core

@@ -171,6 +171,8 @@ class Optimizer : public core::Stateful {
   /// what is pending: gradients are dropped. Throws DataError, and changes nothing, naming
   /// everything that is missing, surplus, mis-shaped or of another rule.
   void load_state_dict(const StateDict& state) override;
+  /// That of an update which stopped, too: it has stopped where it is loaded.
+  StateDict undo_state() const override;
 
   /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad): state, by index in
   /// registration order: step, exp_avg ...; param_groups: lr ..., params. Lists and tuples are
@@ -371,6 +373,7 @@ class Optimizer : public core::Stateful {
   void find_broken(bool checked, kernels::DeviceStep& device) const;
   void update_on_device(const StepOptions& options, const kernels::DeviceStep& device);
 
+  StateDict whole_state() const;
   /// lr, weight_decay, and the betas, eps and momentum that hold for the group.
   StateDict options_of(const ParameterGroup& group) const;
   void tell_differences(const Loaded& loaded) const;
