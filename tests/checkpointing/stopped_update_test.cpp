@@ -45,9 +45,7 @@ struct Training {
     optimizer.clear_grad();
     autograd::backward(autograd::sum(model(Tensor::full({2, 3}, 0.5))));
   }
-  std::vector<double> weights() const {
-    return model.parameters()[0].tensor.to_vector();
-  }
+  std::vector<double> weights() const { return model.parameters()[0].tensor.to_vector(); }
   void stop() {
     write_gradients();
     optimizer.device_fails = true;

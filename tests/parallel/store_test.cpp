@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,32 +40,33 @@ struct Host {
   StoreAddress address;
 };
 
-/// Ten thousand signals a second come to this thread, whose calls they interrupt.
+/// A hundred thousand signals a second come to this thread, whose calls they interrupt. From a
+/// timer: a busy machine runs a thread that sends them too seldom.
 class Interruptions {
  public:
-  Interruptions() : thread_(pthread_self()) {
+  Interruptions() {
     struct sigaction action {};
     action.sa_handler = [](int) {};
     sigaction(SIGUSR2, &action, &before_);
-    sender_ = std::jthread([this](const std::stop_token& stop) {
-      while (!stop.stop_requested()) {
-        pthread_kill(thread_, SIGUSR2);
-        std::this_thread::sleep_for(std::chrono::microseconds(30));
-      }
-    });
+    sigevent to_this_thread{};
+    to_this_thread.sigev_notify = SIGEV_THREAD_ID;
+    to_this_thread.sigev_signo = SIGUSR2;
+    to_this_thread._sigev_un._tid = gettid();
+    EXPECT_EQ(timer_create(CLOCK_MONOTONIC, &to_this_thread, &timer_), 0);
+    const timespec often{0, 10'000};
+    const itimerspec times{often, often};
+    EXPECT_EQ(timer_settime(timer_, 0, &times, nullptr), 0);
   }
   ~Interruptions() {
-    sender_.request_stop();
-    sender_.join();
+    timer_delete(timer_);
     sigaction(SIGUSR2, &before_, nullptr);
   }
   Interruptions(const Interruptions&) = delete;
   Interruptions& operator=(const Interruptions&) = delete;
 
  private:
-  pthread_t thread_;
+  timer_t timer_ = nullptr;
   struct sigaction before_ {};
-  std::jthread sender_;
 };
 
 TEST(Store, SignalsNeitherBreakNorDelayIt) {
