@@ -78,16 +78,12 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
                                      world);
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
-  support::Reporter reporter(
-      {.world = world,
-       .observe = flags.observe,
-       .observe_address = flags.observe_address,
-       .profile = flags.profile,
-       .device = device,
-       .dtype = flags.dtype(),
-       .description = core::str(images.description, "; ", flags.describe(world, device, step)),
-       .first_step = step,
-       .total_steps = total_steps});
+  support::Reporter reporter(flags, {.world = world,
+                                     .device = device,
+                                     .description = core::str(images.description, "; ",
+                                                              flags.describe(world, device, step)),
+                                     .first_step = step,
+                                     .total_steps = total_steps});
   const std::int64_t images_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size;
 
@@ -104,6 +100,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       reporter.micro_batch(loss.item(), support::accuracy(logits, batch.labels));
       part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
+      reporter.histograms(model);
 
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});

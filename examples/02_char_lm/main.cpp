@@ -152,18 +152,14 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
   support::Reporter reporter(
-      {.world = world,
-       .observe = flags.observe,
-       .observe_address = flags.observe_address,
-       .profile = flags.profile,
-       .device = device,
-       .dtype = flags.dtype(),
-       .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",
-                                flags.describe(world, device, step)),
-       .unit = "tokens",
-       .first_step = step,
-       .total_steps = total_steps,
-       .accuracy = false});
+      flags, {.world = world,
+              .device = device,
+              .description = core::str(text.tokens().size(), " bytes of ", files.size(),
+                                       " file(s); ", flags.describe(world, device, step)),
+              .unit = "tokens",
+              .first_step = step,
+              .total_steps = total_steps,
+              .accuracy = false});
   const std::int64_t tokens_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size * flags.sizes.tokens;
 
@@ -178,6 +174,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       reporter.micro_batch(loss.item());
       part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
+      reporter.histograms(model);
 
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});

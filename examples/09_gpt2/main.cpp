@@ -229,8 +229,9 @@ void tell(observe::Run& run, const optim::StepResult& result, double loss, doubl
 }
 
 template <class LossOf>
-void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& text, const Way& way,
-                const Flags& flags, const World& world) {
+void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
+                const data::TextDataset& text, const Way& way, const Flags& flags,
+                const World& world) {
   data::DistributedSampler sampler(text.size(), {.world = world, .seed = flags.seed});
   data::DataLoader loader(text, sampler, {.batch_size = flags.batch_size, .drop_last = true});
   CAIRN_CHECK(loader.batches_per_epoch() > 0, "gpt2", "expected ", flags.batch_size,
@@ -241,6 +242,7 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
                      observe::RunOptions{.world = world,
                                          .device = core::default_device(),
                                          .profile = flags.common.profile,
+                                         .histogram_every = flags.common.histogram_every,
                                          .about = {{"way", way.text()}},
                                          .serve = flags.common.observe_address});
   }
@@ -252,6 +254,7 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
       const auto start = std::chrono::steady_clock::now();
       const Tensor inputs = to_tokens(batch.inputs), next = to_tokens(batch.labels);
       const double own = backward_through(loss_of, precision, inputs, next, way.parts, world, run);
+      if (flags.common.histogram_every > 0 && run != nullptr) run->histograms(model.parameters());
       part.next("update");
       const optim::StepResult result = precision.step();
       part.next("data");
@@ -394,8 +397,8 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
       alone ? "" : "; " + flags.common.describe(world, core::default_device(), 0);
   say(world, core::str("within ", support::human_bytes(flags.budget), ": ",
                        plan ? plan->describe() : way.text(), ranks));
-  if (alone) return take_steps(model, precision, text, way, flags, world);
-  take_steps(*ddp, precision, text, way, flags, world);
+  if (alone) return take_steps(model, model, precision, text, way, flags, world);
+  take_steps(*ddp, model, precision, text, way, flags, world);
   if (flags.common.shard > 0) export_model(*gpt2, flags, world);  // while ranks know their parts
 }
 

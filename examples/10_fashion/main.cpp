@@ -117,12 +117,9 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
   support::Reporter reporter(
+      flags,
       {.world = world,
-       .observe = flags.observe,
-       .observe_address = flags.observe_address,
-       .profile = flags.profile,
        .device = device,
-       .dtype = flags.dtype(),
        .description = core::str(images.train.size(), " images of ", flags.data, ", tested on ",
                                 images.test.size(), "; ", flags.describe(world, device, step)),
        .first_step = step,
@@ -142,6 +139,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       reporter.micro_batch(loss.item(), support::accuracy(logits, batch.labels));
       part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
+      reporter.histograms(model);
 
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});

@@ -151,12 +151,9 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
   support::Reporter reporter(
+      flags,
       {.world = world,
-       .observe = flags.observe,
-       .observe_address = flags.observe_address,
-       .profile = flags.profile,
        .device = device,
-       .dtype = flags.dtype(),
        .description = core::str(flags.arch, "; ", pictures.size(), " pictures of ",
                                 pictures.classes().size(), " classes, tested on ",
                                 validation.size(), "; ", flags.describe(world, device, step)),
@@ -179,6 +176,7 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
       reporter.micro_batch(loss.item(), support::accuracy(logits, batch.labels));
       part.next(micro.last() ? "update" : "data");
       if (!micro.last()) continue;
+      reporter.histograms(model);
 
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});

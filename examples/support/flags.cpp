@@ -102,6 +102,11 @@ void Flags::add_observe_to(CLI::App& app) {
          "processes (open it at ui.perfetto.dev), trace.json of each")
       ->needs(folder)
       ->default_str("");
+  app.add_option("--histograms", histogram_every,
+                 "steps from one histogram of weights and gradients to the next, on the page and "
+                 "for TensorBoard; 0: none")
+      ->needs(folder)
+      ->check(command_line::not_below_zero());
 }
 
 void Flags::add_device_to(CLI::App& app) {

@@ -40,6 +40,7 @@ struct Flags {
   std::string resume_from = "auto";
   std::string observe, observe_address;
   std::optional<cairn::observe::ProfiledSteps> profile;
+  std::int64_t histogram_every = 0;  // 0: no histograms
 
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.

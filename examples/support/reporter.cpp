@@ -40,20 +40,21 @@ std::vector<cairn::observe::Value> values_of(
 
 }  // namespace
 
-Reporter::Reporter(const Options& options)
+Reporter::Reporter(const Flags& flags, const Options& options)
     : options_(options),
+      draws_histograms_(flags.histogram_every > 0),
       terminal_(isatty(STDOUT_FILENO) == 1),
       last_drawn_(Clock::now() - std::chrono::hours(1)) {
   note(options_.description);
-  if (options_.observe.empty()) return;
-  run_.emplace(options_.observe,
-               cairn::observe::RunOptions{.world = options_.world,
-                                          .first_step = options_.first_step,
-                                          .device = options_.device,
-                                          .profile = options_.profile,
-                                          .about = {{"run", options_.description}},
-                                          .serve = options_.observe_address});
-  machine_share_.emplace(options_.device, options_.dtype);
+  if (flags.observe.empty()) return;
+  run_.emplace(flags.observe, cairn::observe::RunOptions{.world = options_.world,
+                                                         .first_step = options_.first_step,
+                                                         .device = options_.device,
+                                                         .profile = flags.profile,
+                                                         .histogram_every = flags.histogram_every,
+                                                         .about = {{"run", options_.description}},
+                                                         .serve = flags.observe_address});
+  machine_share_.emplace(options_.device, flags.dtype());
 }
 
 Reporter::~Reporter() {
@@ -64,6 +65,10 @@ void Reporter::micro_batch(double loss, double accuracy) {
   ++micro_batches_;
   loss_sum_ += loss;
   accuracy_sum_ += accuracy;
+}
+
+void Reporter::histograms(const cairn::nn::Module& model) {
+  if (run_ && draws_histograms_) run_->histograms(model.parameters());
 }
 
 void Reporter::tell(const StepMetrics& metrics, double loss, double accuracy) {

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "cairn/core/world.h"
+#include "cairn/nn/module.h"
 #include "cairn/observe/run.h"
 #include "cairn/optim/optimizer.h"
+#include "support/flags.h"
 #include "support/machine_share.h"
 #include "support/throughput.h"
 
@@ -28,22 +30,22 @@ struct StepMetrics {
 class Reporter {
  public:
   struct Options {
-    cairn::World world;           // rank 0 reports, the others keep quiet
-    std::string observe;          // the folder of an observe::Run; empty: none
-    std::string observe_address;  // RunOptions::serve
-    std::optional<cairn::observe::ProfiledSteps> profile;
+    cairn::World world;  // rank 0 reports, the others keep quiet
     cairn::Device device;
-    cairn::DType dtype = cairn::DType::f32;  // of the model's products
-    std::string description;                 // the first line
+    std::string description;  // the first line
     std::string unit = "images";
     std::int64_t first_step = 0, total_steps = 0;
     bool accuracy = true;
   };
-  explicit Reporter(const Options& options);
+  /// flags: what is observed, and where to.
+  Reporter(const Flags& flags, const Options& options);
   ~Reporter();
 
   /// Of one micro-batch; step() reports the means over those since the last step.
   void micro_batch(double loss, double accuracy = 0);
+  /// Between the last micro-batch and the step: of weights and gradients, in the steps that
+  /// --histograms asks for.
+  void histograms(const cairn::nn::Module& model);
   void step(const StepMetrics& metrics);
   void saved(std::int64_t step);       // a checkpoint
   void note(const std::string& line);  // a line of its own, above the bar
@@ -62,6 +64,7 @@ class Reporter {
   std::string time_left(const StepMetrics& metrics) const;
   std::string first_uses();
   Options options_;
+  bool draws_histograms_;
   std::optional<cairn::observe::Run> run_;
   bool terminal_ = false, bar_shown_ = false;
   Throughput throughput_;

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
+#include <set>
 
 #include "cairn/core/error.h"
+#include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory_trace.h"
 #include "cairn/core/status.h"
 #include "clock.h"
@@ -86,9 +89,23 @@ void Run::profile(std::int64_t first_step, std::int64_t last_step) {
   writer_->trace().ask(this->last_step(), {first_step, last_step});
 }
 
+namespace {
+
+void wait_for_reductions(std::span<const NamedTensor> parameters) {
+  std::set<std::shared_ptr<core::GradientReducer>> reducers;
+  for (const NamedTensor& parameter : parameters) {
+    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+    const auto reducer = slot == nullptr ? nullptr : slot->reducer();
+    if (reducer != nullptr && reducers.insert(reducer).second) reducer->reduce_pending();
+  }
+}
+
+}  // namespace
+
 void Run::histograms(std::span<const NamedTensor> parameters) {
   const std::int64_t step = last_step() + 1;
   if (histogram_every_ == 0 || step % histogram_every_ != 0) return;
+  wait_for_reductions(parameters);
   std::vector<LayerRecord> layers;
   layers.reserve(parameters.size());
   for (const NamedTensor& parameter : parameters)

@@ -246,6 +246,19 @@ TEST(Digits, ProcessesProfileTheSameSteps) {
   EXPECT_TRUE(std::filesystem::exists(folder / "run/trace.perfetto-trace"));
 }
 
+TEST(Digits, ProcessesDrawHistogramsOfWeightsAndGradients) {
+  const TemporaryFolder folder;
+  const ShellResult result = shell(kDigitsRun + " --nproc-per-node 2 " + kDigits +
+                                   " --steps 4 --batch-size 8 --accumulate 2 --histograms 2 "
+                                   "--observe " +
+                                   (folder / "run").string());
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  for (const char* rank : {"run", "run/rank-1"}) {
+    EXPECT_THAT(read_text(folder / rank / "report.html"), HasSubstr("\"layers\":[{\"bits\":"))
+        << rank;
+  }
+}
+
 TEST(Digits, SaysWhatWasExpectedInPlaceOfAFlag) {
   const auto told = [](const std::string& arguments) {
     return shell(kDigits + " " + arguments).err;

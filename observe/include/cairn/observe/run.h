@@ -163,8 +163,8 @@ class Run {
   /// the update, which clears gradients. TensorBoard has "weights/NAME" and "gradients/NAME"; the
   /// page has the last of each, and how often the largest gradient could double, as it lies with
   /// its loss scale, before it is beyond its dtype. Copies one tensor after another to the host.
-  /// Gradients are unscaled, and where ranks divide them (ZeRO) this rank's part; they must have
-  /// been reduced.
+  /// Gradients are unscaled. Where ranks reduce them, all ranks call: it waits for that; where they
+  /// divide them (ZeRO), each tells its part.
   void histograms(std::span<const NamedTensor> parameters);
 
   /// Where the files are.
