@@ -119,6 +119,15 @@ TEST(Layers, HaveTheirShapes) {
   EXPECT_EQ(Embedding(10, 4)(Tensor::zeros({2, 3}, DType::i64)).shape(), (Shape{2, 3, 4}));
 }
 
+TEST(Layers, APReLUHasAWeightForEachChannel) {
+  PReLU layer(2, 0.5);
+  kernels::copy(Tensor::from<float>({0.5, 0.25}, {2}), layer.parameters()[0].tensor);
+  const Tensor x = Tensor::from<float>({-1, 2, -3, -4}, {1, 2, 1, 2});
+  EXPECT_EQ(layer(x).to_vector(), (std::vector<double>{-0.5, 2, -0.75, -1}));
+  EXPECT_EQ(layer(Tensor::from<float>({-1, -1}, {1, 2})).to_vector(),
+            (std::vector<double>{-0.5, -0.25}));
+}
+
 TEST(Layers, ComputeWhatTheirOpsCompute) {
   const Tensor x = Tensor::from(std::vector<float>{-2, -0.5, 0, 0.5, 2, 3}, {2, 3});
   const auto same = [](const Tensor& a, const Tensor& b) {
@@ -129,6 +138,10 @@ TEST(Layers, ComputeWhatTheirOpsCompute) {
   same(GELU()(x), autograd::gelu(x));
   same(GELU({.tanh_approximation = true})(x), autograd::gelu(x, true));
   same(SiLU()(x), autograd::silu(x));
+  same(ELU(0.5)(x), autograd::elu(x, 0.5));
+  same(Softplus()(x), autograd::softplus(x));
+  same(Mish()(x), autograd::mish(x));
+  same(PReLU()(x), autograd::leaky_relu(x, 0.25));
   same(Sigmoid()(x), autograd::sigmoid(x));
   same(Tanh()(x), autograd::tanh(x));
   Linear linear(3, 2, {.activation = autograd::Activation::relu});

@@ -22,8 +22,7 @@ TEST(HistogramsOfRanks, AreOfReducedGradients) {
     manual_seed(1);
     nn::Sequential model(nn::Linear(3, 2, {.bias = false}));
     DistributedDataParallel ddp(model, group);
-    observe::Run run(folder / ("rank-" + std::to_string(group.rank())),
-                     {.histogram_every = 2});
+    observe::Run run(folder / ("rank-" + std::to_string(group.rank())), {.histogram_every = 2});
     const Tensor weight = model.parameters()[0].tensor;
     const auto backward = [&] {
       const auto apart = ddp.no_sync();

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "cairn/core/tensor.h"
@@ -57,6 +58,12 @@ Tensor relu(const Tensor& x);
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 Tensor gelu(const Tensor& x, bool tanh_approximation = false);
 Tensor silu(const Tensor& x);
+/// x where it is above 0, else alpha (exp(x) - 1).
+Tensor elu(const Tensor& x, double alpha = 1.0);
+/// x where it is above 0, else x times the weight, which broadcasts: [1], or [C, 1, 1] for images.
+Tensor prelu(const Tensor& x, const Tensor& weight);
+Tensor softplus(const Tensor& x);           // log(1 + exp(x))
+Tensor mish(const Tensor& x);               // x tanh(softplus(x))
 Tensor dropout(const Tensor& x, double p);  // draws from core::Generator::current()
 
 // Reductions over the given dimensions; none given means all. keep_dims leaves them with size 1.
@@ -64,6 +71,10 @@ Tensor sum(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = 
 Tensor mean(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 /// The gradient is split evenly among equals.
 Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
+Tensor min(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
+/// The mean of (x - mean)^2, times n / (n - correction) of n values.
+Tensor var(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false,
+           double correction = 1.0);
 Tensor argmax(
     const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals, or of NaN
 Tensor argmin(const Tensor& x);
@@ -74,10 +85,25 @@ struct TopK {
   Tensor values, index;
 };
 TopK topk(const Tensor& x, std::int64_t k, bool largest = true);
+TopK sort(const Tensor& x, bool descending = false);  // each row, as topk
 /// Along a dimension: y[i] = x[0] + ... + x[i].
 Tensor cumsum(const Tensor& x, int dim);
 /// x [..., V], index [..., K] i64 in 0..V-1: the elements of each row at these places, [..., K].
 Tensor gather(const Tensor& x, const Tensor& index);
+
+// Made of numbers; no gradient.
+/// begin, begin + 1 ... end - 1.
+Tensor arange(std::int64_t begin, std::int64_t end, DType dtype = DType::i64,
+              Device device = core::default_device());
+/// index [...] i64 in 0..classes-1: [..., classes], 1 there and 0 elsewhere.
+Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = DType::f32);
+
+/// x [..., M, N] on and below the diagonal (column - row <= diagonal), 0 above it.
+Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
+/// On and above the diagonal (column - row >= diagonal), 0 below it.
+Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
+/// x, but the value where the mask (boolean, broadcasts) holds.
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
 
 // Shape and type.
 Tensor reshape(const Tensor& x, const Shape& shape);  // one size may be -1; copies where it must
@@ -87,6 +113,12 @@ Tensor permute(const Tensor& x, const Shape& order);
 Tensor expand(const Tensor& x, const Shape& shape);
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
 Tensor select(const Tensor& x, int dim, std::int64_t index);  // drops the dimension
+Tensor squeeze(const Tensor& x, int dim);    // without this dimension, which is of size 1
+Tensor unsqueeze(const Tensor& x, int dim);  // with another of size 1 there
+/// Parts of `size` along a dimension, the last one of what is left.
+std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim = 0);
+/// So many values more before and behind the dimension's own.
+Tensor pad(const Tensor& x, int dim, std::int64_t before, std::int64_t behind, double value = 0.0);
 Tensor concat(const std::vector<Tensor>& xs, int dim = 0);
 Tensor stack(const std::vector<Tensor>& xs, int dim = 0);  // along a new dimension
 Tensor contiguous(const Tensor& x);
@@ -96,6 +128,9 @@ Tensor to(const Tensor& x, Device device);
 
 // Products, convolutions, pools.
 Tensor matmul(const Tensor& a, const Tensor& b);  // [..., M, K] x [..., K, N]
+/// NumPy's, of one or two tensors: "bhtd,bhsd->bhts" multiplies values at the same letters and adds
+/// up over letters that the result has not. Lower-case letters, each once in a tensor.
+Tensor einsum(std::string_view formula, const std::vector<Tensor>& xs);
 using kernels::Activation;
 /// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},

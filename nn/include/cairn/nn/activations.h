@@ -57,6 +57,60 @@ class SiLU : public Module {
   std::shared_ptr<Module> make_like() const override { return std::make_shared<SiLU>(); }
 };
 
+/// x where it is above 0, else alpha (exp(x) - 1).
+class ELU : public Module {
+ public:
+  explicit ELU(double alpha = 1.0) : alpha_(alpha) { extra_ = core::str("alpha ", alpha); }
+  std::string kind() const override { return "ELU"; }
+  Tensor forward(const Tensor& x) override { return autograd::elu(x, alpha_); }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override { return std::make_shared<ELU>(alpha_); }
+
+ private:
+  double alpha_;
+};
+
+/// x where it is above 0, else times a learnt weight: one for all, or one for each channel of
+/// [N, C] or [N, C, H, W].
+class PReLU : public Module {
+ public:
+  explicit PReLU(std::int64_t channels = 1, double initial = 0.25)
+      : weight_(add_parameter("weight", Tensor::full({channels}, initial))) {}
+  std::string kind() const override { return "PReLU"; }
+  Tensor forward(const Tensor& x) override {
+    const bool by_channel = weight_.size(0) > 1 && x.dims() == 4;
+    return autograd::prelu(
+        x, by_channel ? autograd::reshape(weight_, {weight_.size(0), 1, 1}) : weight_);
+  }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override {
+    return std::make_shared<PReLU>(weight_.size(0));
+  }
+
+ private:
+  Tensor weight_;
+};
+
+class Softplus : public Module {
+ public:
+  std::string kind() const override { return "Softplus"; }
+  Tensor forward(const Tensor& x) override { return autograd::softplus(x); }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override { return std::make_shared<Softplus>(); }
+};
+
+class Mish : public Module {
+ public:
+  std::string kind() const override { return "Mish"; }
+  Tensor forward(const Tensor& x) override { return autograd::mish(x); }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override { return std::make_shared<Mish>(); }
+};
+
 class Sigmoid : public Module {
  public:
   std::string kind() const override { return "Sigmoid"; }
