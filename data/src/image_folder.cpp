@@ -36,7 +36,7 @@ std::vector<std::string> names_in(const fs::path& folder, List&& list) try {
 }
 
 std::vector<std::string> folders_of(const fs::path& root) {
-  const std::vector<std::string> names = names_in(root, [&] {
+  std::vector<std::string> names = names_in(root, [&] {
     std::vector<std::string> all;
     for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
       if (entry.is_directory()) all.push_back(entry.path().filename().string());
@@ -52,7 +52,7 @@ std::vector<std::string> folders_of(const fs::path& root) {
 
 std::vector<std::string> pictures_of(const fs::path& folder) {
   constexpr auto kLinks = fs::directory_options::follow_directory_symlink;
-  const std::vector<std::string> names = names_in(folder, [&] {
+  std::vector<std::string> names = names_in(folder, [&] {
     std::vector<std::string> all;
     for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder, kLinks)) {
       const fs::path name = entry.path().lexically_relative(folder);
