@@ -72,8 +72,7 @@ TEST(ComposedOps, HaveGradients) {
   check_gradients([](const Tensors& in) { return pad(in[0], 1, 2, 1, 5.0); }, {x()});
   check_gradients([](const Tensors& in) { return concat(split(in[0], 3, 2), 1); },
                   {leaf({2, 3, 6}, 2)});
-  check_gradients([](const Tensors& in) { return prelu(in[0], in[1]); },
-                  {x(), leaf({4}, 3)});
+  check_gradients([](const Tensors& in) { return prelu(in[0], in[1]); }, {x(), leaf({4}, 3)});
   check_gradients([](const Tensors& in) { return einsum("abc,dca->bd", in); },
                   {x(), leaf({5, 4, 2}, 4)});
 }
@@ -102,8 +101,8 @@ TEST(ComposedOps, HaveTheirShapesAndValues) {
 }
 
 /// By its formula, element by element.
-Values einsum_by_loops(const std::string& a, const Tensor& x, const std::string& b,
-                       const Tensor& y, const std::string& out) {
+Values einsum_by_loops(const std::string& a, const Tensor& x, const std::string& b, const Tensor& y,
+                       const std::string& out) {
   std::map<char, std::int64_t> sizes;
   for (std::size_t i = 0; i < a.size(); ++i) sizes[a[i]] = x.size(static_cast<int>(i));
   for (std::size_t i = 0; i < b.size(); ++i) sizes[b[i]] = y.size(static_cast<int>(i));
@@ -112,8 +111,8 @@ Values einsum_by_loops(const std::string& a, const Tensor& x, const std::string&
   const auto place = [&](const std::string& letters, std::map<char, std::int64_t>& at) {
     std::size_t place = 0;
     for (const char letter : letters)
-      place = place * static_cast<std::size_t>(sizes[letter]) +
-              static_cast<std::size_t>(at[letter]);
+      place =
+          place * static_cast<std::size_t>(sizes[letter]) + static_cast<std::size_t>(at[letter]);
     return place;
   };
   std::size_t count = 1;
@@ -126,8 +125,7 @@ Values einsum_by_loops(const std::string& a, const Tensor& x, const std::string&
       result[place(out, at)] += xs[place(a, at)] * ys[place(b, at)];
       return;
     }
-    for (at[all[depth]] = 0; at[all[depth]] < sizes[all[depth]]; ++at[all[depth]])
-      walk(depth + 1);
+    for (at[all[depth]] = 0; at[all[depth]] < sizes[all[depth]]; ++at[all[depth]]) walk(depth + 1);
   };
   walk(0);
   return result;
@@ -138,13 +136,12 @@ TEST(Einsum, IsItsFormula) {
     std::string a, b, out;
     Shape x, y;
   };
-  for (const Case& c : {Case{"ij", "jk", "ik", {2, 3}, {3, 4}},
-                        Case{"bhtd", "bhsd", "bhts", {2, 3, 4, 5}, {2, 3, 6, 5}},
-                        Case{"bij", "kjb", "kib", {2, 3, 4}, {5, 4, 2}},
-                        Case{"i", "j", "ji", {3}, {4}},
-                        Case{"ij", "ij", "", {3, 4}, {3, 4}},
-                        Case{"ijk", "kl", "l", {2, 3, 4}, {4, 5}},
-                        Case{"ij", "ij", "ij", {3, 4}, {3, 4}}}) {
+  for (const Case& c :
+       {Case{"ij", "jk", "ik", {2, 3}, {3, 4}},
+        Case{"bhtd", "bhsd", "bhts", {2, 3, 4, 5}, {2, 3, 6, 5}},
+        Case{"bij", "kjb", "kib", {2, 3, 4}, {5, 4, 2}}, Case{"i", "j", "ji", {3}, {4}},
+        Case{"ij", "ij", "", {3, 4}, {3, 4}}, Case{"ijk", "kl", "l", {2, 3, 4}, {4, 5}},
+        Case{"ij", "ij", "ij", {3, 4}, {3, 4}}}) {
     const Tensor x = random_tensor(c.x, 5), y = random_tensor(c.y, 6);
     expect_close(einsum(c.a + "," + c.b + "->" + c.out, {x, y}),
                  einsum_by_loops(c.a, x, c.b, y, c.out), 1e-12);

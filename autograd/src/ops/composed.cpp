@@ -167,9 +167,9 @@ Formula parse(std::string_view text) {
     }
   }
   for (const char letter : formula.output) {
-    const bool known = std::any_of(formula.inputs.begin(), formula.inputs.end(), [&](const auto& in) {
-      return in.find(letter) != std::string::npos;
-    });
+    const bool known =
+        std::any_of(formula.inputs.begin(), formula.inputs.end(),
+                    [&](const auto& in) { return in.find(letter) != std::string::npos; });
     if (!known) refuse(text, core::str("no tensor has the result's '", letter, "'"));
   }
   return formula;
@@ -181,9 +181,7 @@ struct Lettered {
   std::string letters;
 
   bool has(char letter) const { return letters.find(letter) != std::string::npos; }
-  std::int64_t size(char letter) const {
-    return x.size(static_cast<int>(letters.find(letter)));
-  }
+  std::int64_t size(char letter) const { return x.size(static_cast<int>(letters.find(letter))); }
   /// Summed over the letters that are in neither of these.
   Lettered summed_to(const std::string& kept, const std::string& too) const {
     std::vector<int> dims;
@@ -249,8 +247,8 @@ Tensor einsum(std::string_view text, const std::vector<Tensor>& xs) {
   if (all.size() == 1) return all[0].summed_to(formula.output, "").in_order(formula.output);
   for (const char letter : all[0].letters) {
     if (all[1].has(letter) && all[0].size(letter) != all[1].size(letter))
-      refuse(text, core::str("'", letter, "' is ", all[0].size(letter), " and ",
-                             all[1].size(letter)));
+      refuse(text,
+             core::str("'", letter, "' is ", all[0].size(letter), " and ", all[1].size(letter)));
   }
   const Lettered a = all[0].summed_to(formula.output, all[1].letters),
                  b = all[1].summed_to(formula.output, all[0].letters);
