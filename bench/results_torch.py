@@ -18,7 +18,8 @@ from torch import nn
 
 def residual_net():
     return nn.Sequential(nn.Conv2d(1, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                         *(ResidualBlock(width, 2 * width, 2) for width in (16, 32, 64, 128)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
+                         *(ResidualBlock(width, 2 * width, 2) for width in (16, 32, 64, 128)),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
 def autocast(options):

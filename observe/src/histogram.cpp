@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "cairn/core/sharding.h"
+
 namespace cairn::observe {
 
 namespace {
@@ -84,7 +86,8 @@ Histogram Histogram::of(const Tensor& tensor, double scale) {
 
 LayerRecord layer_record(const NamedTensor& parameter, std::int64_t step, double time) {
   LayerRecord record{.step = step, .time = time, .name = parameter.name};
-  record.weights = Histogram::of(parameter.tensor, 1);
+  const core::WeightInParts* parts = core::WeightInParts::of(parameter.tensor);
+  record.weights = Histogram::of(parts == nullptr ? parameter.tensor : parts->part(), 1);
   const Gradient gradient = gradient_of(parameter.tensor);
   if (!gradient.tensor.defined()) return record;
   record.dtype = gradient.tensor.dtype();

@@ -247,15 +247,17 @@ TEST(Digits, ProcessesProfileTheSameSteps) {
 }
 
 TEST(Digits, ProcessesDrawHistogramsOfWeightsAndGradients) {
-  const TemporaryFolder folder;
-  const ShellResult result = shell(kDigitsRun + " --nproc-per-node 2 " + kDigits +
-                                   " --steps 4 --batch-size 8 --accumulate 2 --histograms 2 "
-                                   "--observe " +
-                                   (folder / "run").string());
-  ASSERT_EQ(result.status, 0) << result.out << result.err;
-  for (const char* rank : {"run", "run/rank-1"}) {
-    EXPECT_THAT(read_text(folder / rank / "report.html"), HasSubstr("\"layers\":[{\"bits\":"))
-        << rank;
+  for (const char* shard : {"0", "3"}) {
+    const TemporaryFolder folder;
+    const ShellResult result =
+        shell(kDigitsRun + " --nproc-per-node 2 " + kDigits +
+              " --steps 4 --batch-size 8 --accumulate 2 --histograms 2 " + "--shard " + shard +
+              " --observe " + (folder / "run").string());
+    ASSERT_EQ(result.status, 0) << result.out << result.err;
+    for (const char* rank : {"run", "run/rank-1"}) {
+      EXPECT_THAT(read_text(folder / rank / "report.html"), HasSubstr("\"layers\":[{\"bits\":"))
+          << rank << " with --shard " << shard;
+    }
   }
 }
 

@@ -164,7 +164,7 @@ class Run {
   /// page has the last of each, and how often the largest gradient could double, as it lies with
   /// its loss scale, before it is beyond its dtype. Copies one tensor after another to the host.
   /// Gradients are unscaled. Where ranks reduce them, all ranks call: it waits for that; where they
-  /// divide them (ZeRO), each tells its part.
+  /// divide gradients or weights (ZeRO), each tells its part.
   void histograms(std::span<const NamedTensor> parameters);
 
   /// Where the files are.
