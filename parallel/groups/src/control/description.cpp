@@ -25,6 +25,19 @@ std::uint64_t mixed(std::uint64_t hash, std::string_view text) {
   return mixed(hash, text.size());
 }
 
+/// Appends as much as there is room for.
+struct FixedText {
+  std::span<char> out;
+  std::size_t size = 0;
+
+  void operator+=(char letter) {
+    if (size < out.size()) out[size++] = letter;
+  }
+  void operator+=(std::string_view piece) {
+    size += piece.copy(out.data() + size, out.size() - size);
+  }
+};
+
 }  // namespace
 
 MovedSizes moved_sizes(const TensorView& own, const TensorView& in, const TensorView& out) {
@@ -40,43 +53,54 @@ Description::Description(const char* operation, std::string_view detail, int roo
       detail_(detail),
       root_(root),
       dtype_(x.dtype),
+      on_gpu_(x.device.is_cuda()),
       shape_(x.shape),
       name_(name),
       bytes_(static_cast<std::int64_t>(x.nbytes())),
       hash_(mixed(mixed(mixed(2, operation), detail), name_)) {
-  moved_ = moved_sizes(x, x, x);
   hash_ = mixed(hash_, static_cast<std::uint64_t>(root));
   hash_ = mixed(hash_, static_cast<std::uint64_t>(x.dtype));
   for (const std::int64_t size : x.shape) hash_ = mixed(hash_, static_cast<std::uint64_t>(size));
 }
 
+MovedSizes Description::moved() const {
+  return moved_.value_or(MovedSizes{dtype_, on_gpu_, false, shape_, shape_});
+}
+
 /// The text, piece by piece.
-template <class Add>
-void Description::spell(const Add& add) const {
+template <class Text>
+void Description::spell(Text& text) const {
   const auto add_number = [&](std::int64_t number) {
     std::array<char, 24> digits;
-    add({digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr});
+    text += std::string_view(
+        digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr);
   };
-  if (operation_ == nullptr) return add(name_);
-  add(operation_);
-  if (!detail_.empty()) add(" "), add(detail_);
-  if (root_ >= 0) add(" "), add_number(root_);
-  add(" "), add(core::name(dtype_)), add("[");
-  for (int i = 0; i < shape_.dims(); ++i) add(i > 0 ? ", " : ""), add_number(shape_[i]);
-  add("]");
-  if (!name_.empty()) add(" '"), add(name_), add("'");
+  if (operation_ == nullptr) {
+    text += name_;
+    return;
+  }
+  text += std::string_view(operation_);
+  if (!detail_.empty()) text += ' ', text += detail_;
+  if (root_ >= 0) text += ' ', add_number(root_);
+  text += ' ', text += std::string_view(core::name(dtype_)), text += '[';
+  for (int i = 0; i < shape_.dims(); ++i) {
+    if (i > 0) text += ',', text += ' ';
+    add_number(shape_[i]);
+  }
+  text += ']';
+  if (!name_.empty()) text += ' ', text += '\'', text += name_, text += '\'';
 }
 
 std::string Description::text() const {
   std::string text;
-  spell([&](std::string_view piece) { text += piece; });
+  spell(text);
   return text;
 }
 
 std::size_t Description::write(std::span<char> out) const {
-  std::size_t size = 0;
-  spell([&](std::string_view piece) { size += piece.copy(out.data() + size, out.size() - size); });
-  return size;
+  FixedText text{out};
+  spell(text);
+  return text.size;
 }
 
 std::uint64_t fingerprint(const Description& description, std::uint64_t sequence) {

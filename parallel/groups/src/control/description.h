@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,7 +39,8 @@ class Description {
     moved_ = sizes;
     return *this;
   }
-  const MovedSizes& moved() const { return moved_; }
+  /// Unless moving() said more, the tensor goes in and comes out.
+  MovedSizes moved() const;
 
   std::string text() const;
   /// As much of the text as there is room for, without allocating; its bytes.
@@ -48,18 +50,19 @@ class Description {
   std::uint64_t hash() const { return hash_; }
 
  private:
-  template <class Add>
-  void spell(const Add& add) const;
+  template <class Text>
+  void spell(Text& text) const;
 
   const char* operation_ = nullptr;  // none: name_ is the text
   std::string_view detail_;
   int root_ = -1;
-  DType dtype_{};
+  DType dtype_ = DType::u8;
+  bool on_gpu_ = false;
   Shape shape_;
   std::string name_;
   std::int64_t bytes_ = 0;
   std::uint64_t hash_ = 0;
-  MovedSizes moved_;
+  std::optional<MovedSizes> moved_;
 };
 
 /// Of a collective's number and description: data of different ones never meets.

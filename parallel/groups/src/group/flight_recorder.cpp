@@ -95,7 +95,7 @@ class FlightRecorder::Pickler {
   }
   void entry(std::uint64_t number, const Record& record, const Members& members,
              const char* state) {
-    const MovedSizes& moved = record.what.moved();
+    const MovedSizes moved = record.what.moved();
     out_.begin_dictionary();
     integer("record_id", number);
     integer("pg_id", members.id % INT32_MAX);

@@ -282,6 +282,7 @@ void ProcessGroup::Impl::show(const Ticket& ticket, core::WorkSpan& span) const 
 }
 
 void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
+  if (turn_ == ticket.turn) return;
   std::unique_lock lock(mutex_);
   const auto come = [&] { return turn_ == ticket.turn || failure_->is_set(); };
   // What comes first may wait for other ranks (bounded by its timeout) or sit in a stream that is

@@ -174,12 +174,12 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   int local_rank_, local_world_size_;
   std::shared_ptr<GroupFailure> failure_;
   std::shared_ptr<History> history_;  // none: a group of one
-  std::mutex mutex_;                  // next_, next_turn_, turn_
+  std::mutex mutex_;                  // next_, next_turn_; held where turn_ changes
   std::condition_variable turn_changed_;
   std::uint64_t next_ = 0;
   std::uint64_t splits_ = 0;
   std::uint64_t next_turn_ = 0;
-  std::uint64_t turn_ = 0;
+  std::atomic<std::uint64_t> turn_ = 0;
   std::atomic<std::uint64_t> unnotified_turns_ = 0;
   // What follows belongs to the collective whose turn it is.
   using Known = std::unordered_set<std::uint64_t>;  // hashes of descriptions
