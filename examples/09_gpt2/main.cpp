@@ -36,6 +36,8 @@ namespace {
 
 using namespace cairn;
 
+constexpr const char* kHost = "host";  // of --offload
+
 struct Flags {
   std::string write_random, model, offload, export_to, logits;
   std::vector<std::string> text;
@@ -70,13 +72,15 @@ struct Flags {
                  "masters and moments in f32, not as bf16 with 16-bit remainders");
     app.add_flag("--recompute", recompute,
                  "blocks keep their inputs only, even where more would fit");
-    app.add_option("--offload", offload, "masters and moments in files of this folder; none: no")
-        ->check(CLI::ExistingDirectory);
+    app.add_option("--offload", offload,
+                   "masters and moments in files of this folder or, of a GPU, on the 'host'")
+        ->check(CLI::ExistingDirectory | CLI::IsMember({kHost}));
     common.add_shard_to(app);
     common.add_observe_to(app);
     app.add_flag("--plan", plan,
                  "chooses the fastest of --shard, --micro-batches, what is recomputed and whether "
-                 "states go to --offload's folder that is predicted to fit, and says why");
+                 "states go to --offload's folder, or to a GPU's host, that is predicted to fit, "
+                 "and says why");
     app.add_option("--bandwidth", bandwidth,
                    "bytes a second that a process sends to the others, for --plan; 0: measured")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
@@ -180,9 +184,10 @@ Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::Fu
                 const Flags& flags) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   const bool compact = optimizer.state_options().moments == DType::bf16;
-  const bool in_files = !optimizer.state_options().folder.empty();
+  const bool elsewhere =
+      !optimizer.state_options().folder.empty() || optimizer.state_options().on_host;
   const Tensor moments =
-      Tensor::empty({in_files ? 0 : 2 * count_of(model)}, compact ? DType::bf16 : DType::f32);
+      Tensor::empty({elsewhere ? 0 : 2 * count_of(model)}, compact ? DType::bf16 : DType::f32);
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   Way way{flags.recompute, std::max(1, flags.micro_batches)};
   for (;; way.recompute = true) {
@@ -333,7 +338,8 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
   options.tensors_only = true;  // as memory is capped
   const bool whole = !flags.logits.empty();
   if (!whole) options.shardings = checkpointing::shardings();
-  options.states_folder = flags.offload;
+  if (flags.offload != kHost) options.states_folder = flags.offload;
+  options.states_on_host = core::default_device().is_cuda();
   const double measured = measured_bandwidth(group, std::min(kMessage, 2 * count_of(*model)));
   const double bandwidth = flags.bandwidth > 0 ? static_cast<double>(flags.bandwidth) : measured;
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
@@ -361,7 +367,7 @@ Flags as_planned(Flags flags, const checkpointing::TrainingChoice& choice) {
   flags.micro_batches = static_cast<int>(choice.micro_batches);
   flags.recompute = choice.recomputes;
   flags.full_state = !choice.compact_state;
-  if (!choice.states_in_files) flags.offload.clear();
+  if (!choice.states_in_files) flags.offload = choice.states_on_host ? kHost : "";
   return flags;
 }
 
@@ -380,8 +386,10 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   const auto ddp = alone ? nullptr : flags.common.data_parallel(model, group, units);
   const World world = alone ? World{} : ddp->world();
   optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
-  optim::StateOptions states{.folder = flags.offload};
-  if (!flags.full_state && flags.common.half_dtype == "bf16") {
+  optim::StateOptions states;
+  states.on_host = flags.offload == kHost;  // which has them in f32
+  if (!states.on_host) states.folder = flags.offload;
+  if (!flags.full_state && !states.on_host && flags.common.half_dtype == "bf16") {
     states.moments = DType::bf16;
     states.masters = optim::MasterStorage::remainder;
   }

@@ -225,7 +225,15 @@ TEST_F(Gpt2OnGpus, FitsTheBudget) {
               AllOf(HasSubstr("cuda:0"), HasSubstr("fewer --tokens or a smaller --batch-size")));
   const ShellResult planned = within("8M --plan", 1);
   EXPECT_EQ(planned.status, 0) << planned.out << planned.err;
-  EXPECT_THAT(planned.out, HasSubstr("chosen, because"));
+  EXPECT_THAT(planned.out, AllOf(HasSubstr("chosen, because"), HasSubstr("f32, on the host")));
+}
+
+TEST_F(Gpt2OnGpus, KeepsStatesOnTheHost) {
+  const std::string here = run("--steps 3 --full-state --device cuda --budget 8M");
+  const ShellResult there = shell(with("late") + here + " --offload host");
+  EXPECT_EQ(there.status, 0) << there.out << there.err;
+  EXPECT_THAT(there.out, HasSubstr("GPU 0.2 MiB"));
+  EXPECT_EQ(losses(with("late") + here + " --offload host"), losses(with("late") + here));
 }
 
 TEST(Training, WaitsForFewThingsAndMakesOneContext) {

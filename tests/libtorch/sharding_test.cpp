@@ -11,6 +11,7 @@
 #include "libtorch/support.h"
 #include "parallel/ranks.h"
 #include "support/message_of.h"
+#include "support/search.h"
 
 namespace cairn::test {
 namespace {
@@ -29,6 +30,17 @@ torch::Tensor waves(torch::IntArrayRef shape, double frequency) {
   return torch::sin(torch::arange(c10::multiply_integers(shape)) * frequency).reshape(shape);
 }
 
+struct Thrower : torch::autograd::Function<Thrower> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* /*context*/,
+                               const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* /*context*/,
+                                               const torch::autograd::tensor_list& /*gradients*/) {
+    throw std::runtime_error("expected memory, got none");
+  }
+};
+
 struct WideNetImpl : torch::nn::Module {
   WideNetImpl()
       : fc1(register_module("fc1", torch::nn::Linear(64, 139))),
@@ -38,10 +50,12 @@ struct WideNetImpl : torch::nn::Module {
   }
   torch::Tensor forward(torch::Tensor x) {
     x = torch::tanh(fc1->forward(x));
+    if (throws) x = Thrower::apply(x);
     return skips ? x : fc2->forward(x);
   }
   torch::nn::Linear fc1, fc2;
   bool skips = false;
+  bool throws = false;  // in the backward, between the two layers
 };
 TORCH_MODULE(WideNet);
 
@@ -144,6 +158,125 @@ TEST(LibtorchSharding, OfGradientsAddsUpAsDataParallelTraining) {
         expect_same_bits(sharded, plain);
       }
     });
+  }
+}
+
+/// Two trainings that take the same calls, drawn alike on every rank.
+class Pair {
+ public:
+  Pair(const parallel::ProcessGroup& group, ZeroStage stage, amp::OptLevel level,
+       std::uint64_t seed)
+      : sharded_(group, level, divided(stage)),
+        plain_(group, level, parallel::DistributedOptions{}),
+        stage_(stage),
+        rank_(group.rank()),
+        draw_(seed) {}
+
+  void call() {
+    switch (draw_.below(7)) {
+      case 0:
+      case 1:
+        return backward();
+      case 2:
+        return reduced() ? backward() : backward_alone();
+      case 3:
+        return reduced() ? clear() : backward_that_throws();
+      case 4:
+        return clear();
+      default:
+        return step();
+    }
+  }
+
+ private:
+  template <class F>
+  void both(F&& f) {
+    f(sharded_);
+    f(plain_);
+  }
+  bool reduced() const { return pending_ > 0 && !whole_; }
+  double factor() { return draw_.one_in(6) && rank_ == 1 ? INFINITY : 1.0; }
+
+  /// Stage 2 adds the averages of several up in f32, as a stash does.
+  void backward() {
+    const double scale = factor();
+    const bool adds = reduced();
+    both([&](Trainer& one) {
+      if (adds && (stage_ != ZeroStage::gradients || &one == &plain_)) (void)one.optimizer.stash();
+      one.backward(batch_, scale);
+    });
+    calls_ += core::str("backward x ", scale, ", ");
+    whole_ = false;
+    ++batch_, ++pending_;
+  }
+  void backward_alone() {
+    const double scale = factor();
+    both([&](Trainer& one) {
+      const auto no_sync = one.model.no_sync();
+      one.backward(batch_, scale);
+    });
+    calls_ += core::str("backward under no_sync x ", scale, ", ");
+    whole_ = true;
+    ++batch_, ++pending_;
+  }
+  /// On every rank, where nobody waits for another; what it left is dropped.
+  void backward_that_throws() {
+    both([&](Trainer& one) {
+      const auto no_sync = one.model.no_sync();
+      one.net->throws = true;
+      EXPECT_THROW(one.backward(batch_), std::exception);
+      one.net->throws = false;
+    });
+    calls_ += "backward that throws, ";
+    clear();
+  }
+  void clear() {
+    both([](Trainer& one) { one.optimizer.clear_grad(); });
+    calls_ += "clear, ";
+    whole_ = false;
+    pending_ = 0;
+  }
+  void step() {
+    if (pending_ == 0) return;
+    const optim::StepOptions options{.max_gradient_norm = draw_.one_in(2) ? 1e-3 : 0.0};
+    SCOPED_TRACE(calls_);
+    const optim::StepResult got = sharded_.precision.step(options),
+                            expected = plain_.precision.step(options);
+    EXPECT_EQ(got.applied, expected.applied);
+    if (!whole_) {  // of whole gradients the message names what rank 0's parts hold
+      EXPECT_EQ(got.reason, expected.reason);
+    }
+    if (expected.applied) {  // else it may be NaN
+      EXPECT_EQ(got.gradient_norm, expected.gradient_norm);
+    }
+    expect_same_bits(sharded_, plain_);
+    calls_.clear();
+    whole_ = false;
+    pending_ = 0;
+  }
+
+  Trainer sharded_, plain_;
+  ZeroStage stage_;
+  int rank_;
+  Draw draw_;  // the same on every rank
+  std::int64_t batch_ = 0;
+  int pending_ = 0;     // backwards since a step
+  bool whole_ = false;  // they were under no_sync
+  std::string calls_;   // since the last step
+};
+
+TEST(LibtorchSharding, HasTheBitsOfDataParallelTrainingWhateverIsCalled) {
+  for (const amp::OptLevel level : {amp::OptLevel::O0, amp::OptLevel::O2}) {
+    for (const ZeroStage stage : kStages) {
+      for (const std::uint64_t seed : search_seeds(6)) {
+        SCOPED_TRACE(core::str("O", static_cast<int>(level), ", stage ", static_cast<int>(stage),
+                               ", seed ", seed));
+        run_threads(2, [&](parallel::ProcessGroup& group) {
+          Pair pair(group, stage, level, seed);
+          for (int calls = 0; calls < 40 && !testing::Test::HasFailure(); ++calls) pair.call();
+        });
+      }
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cairn/core/memory.h"
+#include "cairn/parallel/sync_batch_norm.h"
 #include "parallel/ranks.h"
 #include "sharding/training.h"
 #include "support/message_of.h"
@@ -45,14 +46,20 @@ TEST(HybridSharding, ThatRanksDoNotShareNamesBoth) {
 TEST(HybridSharding, OnGpusHasOneCommunicatorAtWork) {
   if (!core::default_device().is_cuda()) GTEST_SKIP() << "of GPUs";
   test::run_threads(4, [](parallel::ProcessGroup& group) {
-    test::OddNet net;
-    parallel::ShardedOptions several{.stage = ZeroStage::gradients, .shard_within = 2};
-    several.distributed.num_allreduce_streams = 2;
-    for (const auto& options :
-         {parallel::ShardedOptions{.stage = ZeroStage::parameters, .shard_within = 2}, several}) {
+    nn::Sequential net(nn::Linear(30, 40), nn::Linear(40, 30));
+    nn::Sequential synced(nn::Linear(30, 40), parallel::SyncBatchNorm(40, group));
+    for (parallel::ShardedOptions options :
+         {parallel::ShardedOptions{.stage = ZeroStage::gradients, .shard_within = 2},
+          parallel::ShardedOptions{.stage = ZeroStage::parameters, .shard_within = 2},
+          parallel::ShardedOptions{.stage = ZeroStage::parameters, .reshard_within = 2}}) {
+      EXPECT_THAT(
+          test::message_of<core::Unsupported>([&] { ShardedDataParallel(synced, group, options); }),
+          HasSubstr("expected no SyncBatchNorm"));
+      ShardedDataParallel(net, group, options);
+      options.distributed.num_allreduce_streams = 2;
       EXPECT_THAT(
           test::message_of<core::Unsupported>([&] { ShardedDataParallel(net, group, options); }),
-          HasSubstr("for shard_within on GPUs"));
+          HasSubstr("expected one stream"));
     }
     parallel::Reducer copies(group, {.num_allreduce_streams = 2, .shard = true, .shard_within = 1});
     EXPECT_THAT(test::message_of<core::Unsupported>([&] {
@@ -60,7 +67,6 @@ TEST(HybridSharding, OnGpusHasOneCommunicatorAtWork) {
                 }),
                 HasSubstr("one stream for shard_within on GPUs"));
     group.barrier();  // it lives
-    ShardedDataParallel(net, group, {.stage = ZeroStage::gradients, .shard_within = 2});
   });
 }
 

@@ -144,7 +144,8 @@ TEST(WeightsInParts, OfAForwardThatThrewAreLetGoOf) {
   });
 }
 
-// The weights of the unit behind are on their way then, and their memory is free again.
+// The weights of the unit behind are on their way then, and their memory is free again. What other
+// groups do comes after their gather.
 TEST(WeightsInParts, OfAForwardThatThrewArriveInPeace) {
   class Throws : public nn::Module {
    public:
@@ -160,14 +161,17 @@ TEST(WeightsInParts, OfAForwardThatThrewArriveInPeace) {
    private:
     const bool& throws_;
   };
-  test::run_threads(2, [](parallel::ProcessGroup& group) {
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
     bool throws = false;
     nn::Sequential net(nn::Linear(test::kInputs, 600), Throws(throws), nn::Linear(600, 300));
-    parallel::ShardedDataParallel sharded(net, group, stage_3());
+    parallel::ShardedDataParallel sharded(net, group, stage_3({.shard_within = 2}));
     const auto grad = autograd::GradModeGuard(false);
     const auto expected = sharded(inputs(group, 1)).to_vector();
     throws = true;
     EXPECT_THROW((void)sharded(inputs(group, 1)), core::Error);
+    const Tensor sum = Tensor::full({1000}, 1.0);
+    group.all_reduce(sum);
+    EXPECT_EQ(sum.to_vector(), std::vector<double>(1000, 4.0));
     const Tensor other = Tensor::full({300, 600}, 7.0);
     throws = false;
     EXPECT_EQ(sharded(inputs(group, 1)).to_vector(), expected);

@@ -77,7 +77,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       unused(options.static_graph) {
   check_communicators(parameters);
   if (stage == ZeroStage::parameters && shards.world_size() > 1)
-    units = std::make_shared<WeightUnits>(m, shards, near, o);
+    units = std::make_shared<WeightUnits>(m, group, shards, near, o);
   for (const std::string& trigger : options.trigger_parameters) {
     const auto names = names_of(parameters);
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",

@@ -1,5 +1,6 @@
 #include "cairn/parallel/sharded.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -69,18 +70,21 @@ void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) 
   const auto part_of = [](const ProcessGroup& some, const ProcessGroup& all) {
     return some.world_size() > 1 && some.world_size() < all.world_size();
   };
-  const bool shards_at_once = part_of(shards, group) && stage == ZeroStage::parameters;
-  for (const auto& [name, tensor] : of) {
-    if (tensor.device().is_cpu()) continue;
-    if (part_of(near, shards))
+  const bool several =
+      part_of(near, shards) || (stage > ZeroStage::optimizer_states && part_of(shards, group));
+  const auto on_gpu = std::find_if(
+      of.begin(), of.end(), [](const NamedTensor& one) { return one.tensor.device().is_cuda(); });
+  if (!several || on_gpu == of.end()) return;
+  const char* const options_that_divide = "shard_within and reshard_within on GPUs";
+  if (options.num_allreduce_streams > 1)
+    core::fail<core::Unsupported>("sharding", "expected one stream for ", options_that_divide,
+                                  ", got ", options.num_allreduce_streams, " and '", on_gpu->name,
+                                  "' on ", on_gpu->tensor.device());
+  for (const auto& [name, module] : model->modules()) {
+    if (module->kind() == "SyncBatchNorm")
       core::fail<core::Unsupported>(
-          "sharding", "expected reshard_within on CPUs alone, got '", name, "' on ",
-          tensor.device(), " (reshard_after_forward = false gathers for the forward only)");
-    if (shards_at_once)
-      core::fail<core::Unsupported>(
-          "sharding",
-          "expected ZeroStage::optimizer_states or gradients for shard_within on GPUs, ",
-          "got ZeroStage::parameters and '", name, "' on ", tensor.device());
+          "sharding", "expected no SyncBatchNorm with ", options_that_divide, ", got '", name,
+          "', whose collectives nothing orders with theirs (BatchNorm2d, or all ranks)");
   }
 }
 

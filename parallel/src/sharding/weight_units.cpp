@@ -121,9 +121,10 @@ class WeightUnits::Part final : public WeightInParts {
   Unit* unit_;
 };
 
-WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, ProcessGroup near,
+WeightUnits::WeightUnits(nn::Module& model, ProcessGroup all, ProcessGroup group, ProcessGroup near,
                          const ShardedOptions& options)
     : model_(&model),
+      all_(std::move(all)),
       group_(std::move(group)),
       near_(std::move(near)),
       all_at_once_(options.distributed.find_unused_parameters || options.distributed.static_graph),
@@ -309,9 +310,9 @@ void WeightUnits::bring_all() {
   for (const auto& unit : units_) bring(*unit);
 }
 
-/// Its gather follows those that this rank has called before, on a stream of its own.
+/// Its gather follows those that this rank has called before, and the reductions.
 void WeightUnits::start(Unit& unit) {
-  const Stream stream = stream_of(unit.device());
+  const Stream stream = all_.stream(unit.device());
   const bool near = unit.has_near_parts();
   if (!near) unit.near_parts.clear();
   const ProcessGroup& group = near ? near_ : group_;
@@ -349,13 +350,6 @@ void WeightUnits::start(Unit& unit) {
   }
 }
 
-const Stream& WeightUnits::stream_of(Device device) {
-  auto found = std::find_if(streams_.begin(), streams_.end(),
-                            [&](const Stream& one) { return one.device() == device; });
-  if (found == streams_.end()) found = streams_.insert(found, Stream::create(device, "weights"));
-  return *found;
-}
-
 std::int64_t WeightUnits::gathered_elements() const {
   std::int64_t elements = 0;
   for (const auto& unit : units_) {
@@ -389,6 +383,8 @@ void WeightUnits::let_go(Unit& unit) {
 }
 
 void WeightUnits::let_go_of_whole(Unit& unit) {
+  if (unit.arrived && unit.device().is_cuda())
+    Stream::current(unit.device()).wait(*unit.arrived);  // other groups' collectives come after it
   unit.arriving.clear();
   unit.arrived.reset();
   if (!std::exchange(unit.whole, false)) return;

@@ -37,7 +37,8 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   struct Unit;
 
   /// Throws InvalidArgument for a unit that the model has not.
-  WeightUnits(nn::Module& model, ProcessGroup group, ProcessGroup near,
+  /// Gathers run in the stream of `all`, as the reductions of gradients do.
+  WeightUnits(nn::Module& model, ProcessGroup all, ProcessGroup group, ProcessGroup near,
               const ShardedOptions& options);
   /// Takes its wrappers off the model. Weights stay in parts.
   ~WeightUnits();
@@ -73,7 +74,6 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   void bring_all();
   void start(Unit& unit);
   std::int64_t gathered_elements() const;
-  const core::Stream& stream_of(Device device);
   void fetch_ahead(const Unit& unit);
   void take_over();
   void keep_near_parts(Unit& unit);
@@ -83,9 +83,10 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   void follow_backward();
 
   nn::Module* model_;
-  ProcessGroup group_;
-  ProcessGroup near_;  // those of them who keep a copy from a forward to its backward
-  bool all_at_once_;   // ranks' losses may reach other units: nobody gathers by what they use
+  ProcessGroup all_;
+  ProcessGroup group_;  // those of them who divide a copy
+  ProcessGroup near_;   // those of them who keep a copy from a forward to its backward
+  bool all_at_once_;    // ranks' losses may reach other units: nobody gathers by what they use
   bool reshard_after_forward_;
   int prefetch_;                // units
   std::int64_t most_gathered_;  // elements; 0: any number
@@ -94,9 +95,8 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   std::unordered_map<const void*, Unit*> unit_of_;  // by Tensor::id()
   std::vector<Unit*> order_;                        // of the first forward
   bool order_known_ = false;
-  std::vector<core::Stream> streams_;  // for gathers, one a device
-  int forwards_ = 0;                   // under way, one within the other
-  core::RunId run_ = 0;                // the backward that is followed
+  int forwards_ = 0;     // under way, one within the other
+  core::RunId run_ = 0;  // the backward that is followed
   bool gathered_ = false;
 };
 

@@ -483,6 +483,10 @@ Work ProcessGroup::async(Device device, const std::function<void()>& calls) cons
   return Work(std::make_shared<Work::Impl>(Work::Impl{impl_, after}));
 }
 
+core::Stream ProcessGroup::stream(Device device) const {
+  return impl_->stream(device);
+}
+
 void ProcessGroup::wait() const {
   impl_->wait();
 }

@@ -34,11 +34,12 @@ void Reducer::Impl::check_own(const PlannedBucket& bucket) {
   if (!views.empty()) own->check(std::move(names), views);
 }
 
-const Stream& Reducer::Impl::stream_of(Device device, std::size_t bucket) {
-  auto& own = streams[{static_cast<int>(device.type), device.index}];
+Stream Reducer::Impl::stream_of(Device device, std::size_t bucket) {
   const auto wanted = bucket % static_cast<std::size_t>(options.num_allreduce_streams);
-  while (own.size() <= wanted) own.push_back(Stream::create(device, "communication"));
-  return own[wanted];
+  if (wanted == 0) return group.stream(device);
+  auto& more = more_streams[{static_cast<int>(device.type), device.index}];
+  while (more.size() < wanted) more.push_back(Stream::create(device, "communication"));
+  return more[wanted - 1];
 }
 
 void Reducer::Impl::reduce(std::size_t bucket) {

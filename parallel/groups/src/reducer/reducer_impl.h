@@ -56,7 +56,7 @@ struct Reducer::Impl {
   std::vector<TensorView> parts_of(const PlannedBucket& bucket) const;
   std::int64_t elements_of(const PlannedBucket& bucket) const;
   bool converts(const TensorView& gradient) const;
-  const core::Stream& stream_of(Device device, std::size_t bucket);
+  core::Stream stream_of(Device device, std::size_t bucket);
   void wait_for_streams() const;
   void drop_staged();
 
@@ -75,7 +75,7 @@ struct Reducer::Impl {
   std::shared_ptr<LocalChecks> own;  // null: nobody has asked for world()
   std::function<void(const std::vector<std::size_t>&)> callback;
   std::function<void(std::size_t, const Tensor&)> part_callback;
-  std::map<std::pair<int, int>, std::vector<core::Stream>> streams;  // by device
+  std::map<std::pair<int, int>, std::vector<core::Stream>> more_streams;  // by device
 
   // The pass under way.
   std::vector<bool> marked;

@@ -70,8 +70,8 @@ struct ShardedOptions {
   DistributedOptions distributed;
   /// Hybrid sharding: so many neighbours in rank order (a host's ranks) divide one copy of what the
   /// stage divides, and each such group has a copy; gradients are averaged over all ranks. 0: all
-  /// ranks divide one copy. Must divide the number of ranks. On GPUs not with
-  /// ZeroStage::parameters, nor with ZeroStage::gradients in several streams (Unsupported).
+  /// ranks divide one copy. Must divide the number of ranks. On GPUs, with ZeroStage::gradients or
+  /// parameters, in one stream and without SyncBatchNorm (Unsupported).
   int shard_within = 0;
 
   // Of ZeroStage::parameters: InvalidArgument with another stage.
@@ -84,8 +84,8 @@ struct ShardedOptions {
   /// Between a forward and the backward so many neighbours (a host's ranks) of those that divide a
   /// copy keep a unit's weights among each other, and the backward gathers within them. Takes
   /// 1 / reshard_within of the weights meanwhile. 0: all who divide a copy; 1: as
-  /// reshard_after_forward = false. Must divide shard_within, or the number of ranks. On GPUs 0, 1
-  /// or all alone (Unsupported).
+  /// reshard_after_forward = false. Must divide shard_within, or the number of ranks. On GPUs in
+  /// one stream and without SyncBatchNorm (Unsupported).
   int reshard_within = 0;
   /// So many of the next units are gathered while one works; each takes its memory. Neither this
   /// nor most_gathered with find_unused_parameters or static_graph (InvalidArgument).

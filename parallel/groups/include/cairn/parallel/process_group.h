@@ -35,6 +35,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/stream.h"
 #include "cairn/core/tensor_view.h"
 #include "cairn/core/world.h"
 
@@ -175,6 +176,10 @@ class ProcessGroup {
   ///   auto work = group.async(x.device(), [&] { group.all_reduce(x); });
   ///   work.wait();
   Work async(Device device, const std::function<void()>& calls) const;
+  /// The stream of async(), which the reductions of DDP take too. On a GPU, collectives of two
+  /// groups that share ranks must be in one order on all of these (NCCL: each may keep the other's
+  /// kernel from starting): calls in one stream are.
+  core::Stream stream(Device device) const;
 
   /// Returns when the collectives on CUDA tensors so far are done on the device. Throws
   /// CommunicationError where the group is broken: what they wrote may then be half reduced.
