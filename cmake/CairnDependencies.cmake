@@ -21,6 +21,7 @@ cairn_require_library(xxhash xxhash.h xxhash libxxhash-dev)
 cairn_require_library(sodium sodium.h sodium libsodium-dev)
 cairn_require_library(turbojpeg turbojpeg.h turbojpeg libturbojpeg0-dev)
 cairn_require_library(png16 png.h png16 libpng-dev)
+cairn_require_library(pcre2-8 pcre2.h pcre2-8 libpcre2-dev)
 # cairn_require_header(NAME HEADER DEBIAN): CAIRN_<NAME>_INCLUDE, of a library that is headers alone and that
 # no public header names.
 function(cairn_require_header name header debian)

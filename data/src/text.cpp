@@ -10,14 +10,22 @@ namespace {
 
 constexpr const char* kTextDataset = "text_dataset";
 
+Vocabulary vocabulary_of(std::string_view text, const TextOptions& options) {
+  const bool pairs = options.unit == TextUnit::byte_pairs;
+  CAIRN_CHECK(pairs != options.tokenizer.empty(), kTextDataset,
+              "expected a tokenizer with TextUnit::byte_pairs, got '", options.tokenizer,
+              "' with unit ", static_cast<int>(options.unit));
+  if (pairs) return Vocabulary::of_tokenizer(options.tokenizer);
+  return options.unit == TextUnit::bytes ? Vocabulary::of_bytes() : Vocabulary::of_characters(text);
+}
+
 }  // namespace
 
 TextDataset::TextDataset(std::string_view text, const TextOptions& options)
     : window_(options.window), stride_(options.stride == 0 ? options.window : options.stride) {
   CAIRN_CHECK(window_ >= 1, kTextDataset, "expected a window of at least 1 token, got ", window_);
   CAIRN_CHECK(stride_ >= 1, kTextDataset, "expected a stride >= 0, got ", options.stride);
-  auto vocabulary = std::make_shared<Vocabulary>(
-      options.unit == TextUnit::bytes ? Vocabulary::of_bytes() : Vocabulary::of_characters(text));
+  auto vocabulary = std::make_shared<Vocabulary>(vocabulary_of(text, options));
   tokens_ = std::make_shared<std::vector<std::int32_t>>(vocabulary->encode(text));
   vocabulary_ = std::move(vocabulary);
   *this = part(0, static_cast<std::int64_t>(tokens_->size()));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <set>
 
+#include "byte_pairs.h"
 #include "cairn/data/text.h"
 
 namespace cairn::data {
@@ -73,7 +74,16 @@ Vocabulary Vocabulary::of_characters(std::string_view text) {
   return vocabulary;
 }
 
+Vocabulary Vocabulary::of_tokenizer(const std::string& path) {
+  Vocabulary vocabulary;
+  vocabulary.unit_ = TextUnit::byte_pairs;
+  vocabulary.pairs_ = std::make_shared<const detail::BytePairs>(detail::BytePairs::from_file(path));
+  vocabulary.symbols_ = vocabulary.pairs_->symbols();
+  return vocabulary;
+}
+
 std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
+  if (unit_ == TextUnit::byte_pairs) return pairs_->encode(text);
   std::vector<std::int32_t> tokens;
   tokens.reserve(text.size());
   if (unit_ == TextUnit::bytes) {

@@ -1,5 +1,6 @@
-// gpt2: fine-tunes GPT-2 from Hugging Face's files (model.safetensors, config.json) on a text,
-// within a budget of the process's memory, or of a GPU's, and exports it to the same layout.
+// gpt2: fine-tunes GPT-2 from Hugging Face's files (model.safetensors, config.json, tokenizer.json)
+// on a text, within a budget of the process's memory, or of a GPU's, and exports it to the same
+// layout.
 //
 //   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
 //   gpt2 --model random --text plays.txt --steps 10 --budget 3G --export tuned
@@ -8,11 +9,12 @@
 //   gpt2 --model random --text plays.txt --device cuda --budget 4G
 //   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
-// Text is taken as GPT-2's 256 byte tokens, without its merges.
+// Without a tokenizer.json each byte of the text is a token: GPT-2's own of the 256 bytes.
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <optional>
 
@@ -53,7 +55,9 @@ struct Flags {
   void add_to(CLI::App& app) {
     common.half_dtype = "bf16";
     app.option_defaults()->always_capture_default();
-    app.add_option("--model", model, "folder with model.safetensors and config.json");
+    app.add_option("--model", model,
+                   "folder with model.safetensors, config.json and, unless a byte is a token, "
+                   "tokenizer.json");
     app.add_option("--text", text, "text files to learn")->check(CLI::ExistingFile);
     app.add_option("--steps", steps, "optimizer steps; 0: none")->check(CLI::Range(0, 1 << 20));
     app.add_option("--batch-size", batch_size, "windows of a step and process")
@@ -116,13 +120,14 @@ std::array<std::int64_t, 256> byte_tokens() {
   return tokens;
 }
 
-Tensor to_tokens(const Tensor& bytes) {
+/// The model's, on its device, of a text's.
+Tensor to_tokens(const Tensor& read, const data::Vocabulary& vocabulary) {
   static const auto table = byte_tokens();
-  std::vector<std::int64_t> tokens;
-  for (const auto byte : bytes.to_vector<std::int64_t>()) {
-    tokens.push_back(table[static_cast<std::size_t>(byte)]);
+  std::vector<std::int64_t> tokens = read.to_vector<std::int64_t>();
+  if (vocabulary.unit() == data::TextUnit::bytes) {
+    for (std::int64_t& token : tokens) token = table[static_cast<std::size_t>(token)];
   }
-  return Tensor::from(tokens, bytes.shape(), DType::i64);
+  return Tensor::from(tokens, read.shape(), DType::i64);
 }
 
 std::string rounded(double value, int digits) {
@@ -243,13 +248,9 @@ void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
               " windows of text for each process, got fewer (shorter --tokens, more --text)");
   std::optional<observe::Run> observed;
   if (!flags.common.observe.empty()) {
-    observed.emplace(flags.common.observe,
-                     observe::RunOptions{.world = world,
-                                         .device = core::default_device(),
-                                         .profile = flags.common.profile,
-                                         .histogram_every = flags.common.histogram_every,
-                                         .about = {{"way", way.text()}},
-                                         .serve = flags.common.observe_address});
+    observed.emplace(
+        flags.common.observe,
+        support::run_options(flags.common, {world, core::default_device(), way.text()}));
   }
   observe::Run* const run = observed ? &*observed : nullptr;
   const double tokens = static_cast<double>(flags.batch_size * flags.tokens * world.size);
@@ -257,7 +258,8 @@ void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
   for (int step = 1; step <= flags.steps;) {
     for (const data::Batch& batch : loader) {
       const auto start = std::chrono::steady_clock::now();
-      const Tensor inputs = to_tokens(batch.inputs), next = to_tokens(batch.labels);
+      const Tensor inputs = to_tokens(batch.inputs, text.vocabulary()),
+                   next = to_tokens(batch.labels, text.vocabulary());
       const double own = backward_through(loss_of, precision, inputs, next, way.parts, world, run);
       if (flags.common.histogram_every > 0 && run != nullptr) run->histograms(model.parameters());
       part.next("update");
@@ -281,6 +283,10 @@ void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
 void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
   if (flags.export_to.empty()) return;
   gpt2::save(model, flags.export_to, world);
+  const std::string tokenizer = gpt2::tokenizer_file(flags.model);
+  if (world.rank == 0 && std::filesystem::exists(tokenizer))
+    std::filesystem::copy_file(tokenizer, gpt2::tokenizer_file(flags.export_to),
+                               std::filesystem::copy_options::overwrite_existing);
   say(world, "wrote " + flags.export_to);
 }
 
@@ -430,7 +436,7 @@ void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags&
   const Tensor window = Tensor::zeros({1, flags.tokens}, DType::i64, Device{});
   const Tensor label = Tensor::zeros({1, flags.tokens}, DType::i64, Device{});
   text.read(0, window.view().select(0, 0), label.view().select(0, 0));
-  const Tensor tokens = to_tokens(window);
+  const Tensor tokens = to_tokens(window, text.vocabulary());
   checkpointing::write_safetensors(flags.logits, {{"tokens", tokens}, {"logits", model(tokens)}});
   std::printf("wrote %s\n", flags.logits.c_str());
 }
@@ -446,6 +452,22 @@ void check(const Flags& flags, const parallel::ProcessGroup& group) {
                       flags.micro_batches > 0 || flags.recompute;
   CAIRN_CHECK(!flags.plan || !chosen, "gpt2", "expected --plan, which chooses, without --shard, ",
               "--shard-within, --micro-batches and --recompute, got some of them");
+}
+
+/// By the model's tokenizer.json, where there is one.
+data::TextDataset read_text(const Flags& flags, std::int64_t words, const World& world) {
+  data::TextOptions options{.window = flags.tokens};
+  const std::string tokenizer = gpt2::tokenizer_file(flags.model);
+  const bool has_tokenizer = std::filesystem::exists(tokenizer);
+  if (has_tokenizer) options.unit = data::TextUnit::byte_pairs, options.tokenizer = tokenizer;
+  const auto text = data::TextDataset::from_files(flags.text, options);
+  const std::int64_t known = text.vocabulary().size();
+  CAIRN_CHECK(known <= words, "gpt2", "expected at most the model's ", words, " tokens, got ",
+              known, " in ", tokenizer);
+  say(world, core::str("text: ", text.tokens().size(), " tokens",
+                       has_tokenizer ? "" : ", a byte each: there is no ",
+                       has_tokenizer ? "" : tokenizer));
+  return text;
 }
 
 int run(Flags flags, const parallel::ProcessGroup& group) {
@@ -470,7 +492,7 @@ int run(Flags flags, const parallel::ProcessGroup& group) {
   const World world = group.world();
   say(world, core::str(flags.model, ": ", rounded(static_cast<double>(count_of(*model)) / 1e6, 1),
                        " million parameters"));
-  const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
+  const data::TextDataset text = read_text(flags, model->config().words, world);
   if (flags.steps > 0) {
     train_within_budget(model, text, flags, plan, group);
     model->clear_grad();

@@ -198,6 +198,10 @@ void initialize(const Gpt2& model) {
 
 }  // namespace
 
+std::string tokenizer_file(const std::string& folder) {
+  return (std::filesystem::path(folder) / "tokenizer.json").string();
+}
+
 Config read_config(const std::string& folder) {
   std::ifstream file(config_file(folder));
   if (!file) {

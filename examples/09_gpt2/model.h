@@ -21,6 +21,7 @@ struct Config {
   std::int64_t layers = 12, heads = 12, width = 768, positions = 1024, words = 50257;
 };
 Config read_config(const std::string& folder);
+std::string tokenizer_file(const std::string& folder);
 void write_config(const std::string& folder, const Config& config);
 
 /// Tokens [B, T] i64.

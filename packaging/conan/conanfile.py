@@ -37,7 +37,7 @@ class Cairn(ConanFile):
     def system_requirements(self):
         Apt(self).check(["libdnnl-dev", "libhwy-dev", "libgloo-dev", "libzmq3-dev", "cppzmq-dev", "nlohmann-json3-dev",
                          "libcli11-dev", "libspdlog-dev", "libxxhash-dev", "libdlpack-dev", "libprotozero-dev",
-                         "zlib1g-dev", "libpng-dev", "libturbojpeg0-dev", "libsodium-dev", "libopenmpi-dev"])
+                         "zlib1g-dev", "libpng-dev", "libpcre2-dev", "libturbojpeg0-dev", "libsodium-dev", "libopenmpi-dev"])
 
     def layout(self):
         cmake_layout(self)

@@ -10,6 +10,7 @@
 
 #include "cairn/checkpointing/safetensors.h"
 #include "observe/run_files.h"
+#include "support/test_folder.h"
 #include "tools/shell.h"
 
 namespace cairn::test {
@@ -165,6 +166,31 @@ TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
 double megabytes_after(const std::string& text, const std::string& words) {
   const std::size_t at = text.find(words);
   return at == std::string::npos ? 0.0 : 1e6 * std::stod(text.substr(at + words.size()));
+}
+
+TEST_F(Gpt2Example, ReadsTextByTheModelsTokenizer) {
+  const auto use_tokenizer = [](const std::string& model) {
+    std::filesystem::copy_file(test_folder() + std::string("/data/golden/tokenizer.json"),
+                               model + "/tokenizer.json");
+  };
+  const ShellResult bytes = run(train("--steps 1"));
+  EXPECT_THAT(bytes.out, HasSubstr("text: 9000 tokens, a byte each: there is no " + random_));
+  use_tokenizer(random_);
+  EXPECT_THAT(run(train("--steps 1")).err,
+              HasSubstr("expected at most the model's 300 tokens, got 702 in " + random_));
+  const std::string words = path("words"), tuned = path("tuned");
+  ASSERT_EQ(
+      run("--layers 1 --heads 2 --width 32 --positions 64 --words 702 --write-random " + words)
+          .status,
+      0);
+  use_tokenizer(words);
+  const ShellResult result = run("--model " + words + " --text " + text_ +
+                                 " --tokens 32 --batch-size 4 --steps 2 --export " + tuned);
+  EXPECT_EQ(result.status, 0) << result.out << result.err;
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(result.out, found, std::regex("text: ([0-9]+) tokens\n")));
+  EXPECT_LT(std::stoi(found[1]), 9000);
+  EXPECT_EQ(read_text(tuned + "/tokenizer.json"), read_text(words + "/tokenizer.json"));
 }
 
 // What the program takes beside tensors is not known ahead: budgets are told by a first run's

@@ -1,7 +1,8 @@
 // Text for language models: files as one sequence of tokens, cut into windows.
 //
-// Tokens are bytes (256 of them) or the distinct characters (UTF-8 code points) of the text,
-// numbered in code point order. Sample i is the window of T+1 tokens from i * stride on: input [T]
+// Tokens are bytes (256 of them), the distinct characters (UTF-8 code points) of the text, numbered
+// in code point order, or those of a tokenizer.json of Hugging Face's with byte-level byte pairs
+// (GPT-2's). Sample i is the window of T+1 tokens from i * stride on: input [T]
 // i64 are its first T tokens, label [T] i64 its last T, so label t follows input t.
 //
 //   data::TextDataset text = data::TextDataset::from_files({"shakespeare.txt"}, {.window = 128});
@@ -21,7 +22,11 @@
 
 namespace cairn::data {
 
-enum class TextUnit { bytes, characters };
+namespace detail {
+class BytePairs;
+}
+
+enum class TextUnit { bytes, characters, byte_pairs };
 
 class Vocabulary {
  public:
@@ -29,10 +34,15 @@ class Vocabulary {
   /// Numbers the distinct characters of the text. Throws DataError, which names the byte, where the
   /// text is not UTF-8.
   static Vocabulary of_characters(std::string_view text);
+  /// That of a tokenizer.json: a BPE whose words are cut as GPT-2's are (pre_tokenizer ByteLevel).
+  /// encode() finds its added tokens ("<|endoftext|>") in texts. Throws IoError, and DataError that
+  /// names what it has otherwise.
+  static Vocabulary of_tokenizer(const std::string& path);
 
   std::int64_t size() const { return static_cast<std::int64_t>(symbols_.size()); }
   TextUnit unit() const { return unit_; }
-  /// The tokens of this text. Throws DataError for a character that the vocabulary lacks.
+  /// The tokens of this text. Throws DataError for a character that the vocabulary lacks and, but
+  /// for bytes, for text that is not UTF-8.
   std::vector<std::int32_t> encode(std::string_view text) const;
   /// The text of these tokens. Throws InvalidArgument for a token out of range.
   std::string decode(const std::vector<std::int64_t>& tokens) const;
@@ -42,6 +52,7 @@ class Vocabulary {
   TextUnit unit_ = TextUnit::bytes;
   std::vector<std::string> symbols_;   // text of each token
   std::vector<std::uint32_t> points_;  // ascending code point of each token; characters only
+  std::shared_ptr<const detail::BytePairs> pairs_;
 };
 
 struct TextOptions {
@@ -50,6 +61,8 @@ struct TextOptions {
   /// token.
   std::int64_t stride = 0;
   TextUnit unit = TextUnit::bytes;
+  /// For TextUnit::byte_pairs: Vocabulary::of_tokenizer's file.
+  std::string tokenizer = {};
 };
 
 class TextDataset : public Dataset {
