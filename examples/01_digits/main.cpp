@@ -145,7 +145,7 @@ int main(int argc, char** argv) {
   flags.add_to(app);
   flags.add_shard_to(app);
   flags.data.add_to(app);
-  app.add_option("--picture", flags.picture, "PNG with test digits and predictions");
+  app.add_option("--picture", flags.picture, "SVG of test digits and predictions");
   app.add_option(
       "--slow-rank", flags.slow_rank,
       "this rank computes more than the others, as one on a slower machine takes longer");

@@ -1,4 +1,4 @@
-// A picture of what the model learnt: test digits with its predictions.
+// A picture of what the model learnt: test digits with its predictions, as SVG.
 #pragma once
 
 #include <string>

@@ -2,7 +2,7 @@
 // generator learns to draw digits that a discriminator takes for real ones. On one or many
 // processes.
 //
-//   dcgan --picture samples.png                   drawn digits, O1
+//   dcgan --picture samples.svg                   drawn digits, O1
 //   dcgan --data MNIST_FOLDER --opt-level O2 --half-dtype bf16
 //   cairn-run --nproc-per-node 2 dcgan --shard 2
 #include <chrono>
@@ -32,12 +32,12 @@ using namespace cairn;
 
 struct Flags {
   support::DigitsFlags data;
-  support::Flags common;  // of them: opt level, half dtype, device, sharding
+  support::Flags common;  // of them: opt level, half dtype, device, sharding, observe
   std::int64_t steps = 1500, batch_size = 64, nz = 64, ngf = 32, ndf = 32;
   double lr = 2e-4, beta1 = 0.5;
   std::uint64_t seed = 2809;
   int report_every = 100;
-  std::string picture, observe, observe_address, checkpoint_dir;
+  std::string picture, checkpoint_dir;
 
   void add_to(CLI::App& app) {
     data.add_to(app);
@@ -66,14 +66,8 @@ struct Flags {
     app.add_option("--report-every", report_every, "steps between lines")
         ->capture_default_str()
         ->check(command_line::above_zero());
-    app.add_option("--picture", picture, "PNG with a grid of samples and the loss curves");
-    CLI::Option* const folder = app.add_option(
-        "--observe", observe,
-        "folder for what the run tells at each report: report.html (open it in a "
-        "browser), metrics as JSON lines and CSV, for TensorBoard and for Prometheus");
-    app.add_option("--observe-address", observe_address,
-                   "where Prometheus may ask, 127.0.0.1:9464 (rank r: a port higher by r)")
-        ->needs(folder);
+    app.add_option("--picture", picture, "SVG of samples beside training images");
+    common.add_observe_to(app);
     app.add_option(
         "--checkpoint-dir", checkpoint_dir,
         "saves there at each report, and continues what it finds. SIGTERM saves and ends "
@@ -97,6 +91,7 @@ class Gan {
         device_(device),
         g_(dcgan::generator(flags.nz, flags.ngf)),
         d_(dcgan::discriminator(flags.ndf)),
+        draws_histograms_(flags.common.histogram_every > 0),
         g_ddp_((prepare(g_), flags.common.data_parallel(g_, group))),
         d_ddp_((prepare(d_), flags.common.data_parallel(d_, group))),
         g_optimizer_(g_.parameters(), {.lr = flags.lr, .beta1 = flags.beta1}),
@@ -120,10 +115,12 @@ class Gan {
     const Tensor fake_logits = judged(fake.detach());
     const Tensor fake_loss = autograd::bce_with_logits(fake_logits, zeros);
     precision_.backward(fake_loss, {.loss_id = kFake, .optimizers = {&d_optimizer_}});
+    histograms("d.", d_, run);
     note(step, precision_.step(d_optimizer_), run);
 
     const Tensor fooled_loss = autograd::bce_with_logits(judged(fake), ones);
     precision_.backward(fooled_loss, {.loss_id = kFooled, .optimizers = {&g_optimizer_}});
+    histograms("g.", g_, run);
     note(step, precision_.step(g_optimizer_), run);
     d_optimizer_.clear_grad();  // the last loss went through the discriminator as well
     return {real_loss.item() + fake_loss.item(), fooled_loss.item(), probability(real_logits),
@@ -172,6 +169,12 @@ class Gan {
     const autograd::NoGradGuard no_grad;
     return autograd::mean(autograd::sigmoid(logits)).item();
   }
+  void histograms(const char* of, const nn::Module& net, observe::Run* run) const {
+    if (run == nullptr || !draws_histograms_) return;
+    NamedTensors parameters = net.parameters();
+    for (NamedTensor& parameter : parameters) parameter.name = of + parameter.name;
+    run->histograms(parameters);
+  }
   void note(std::int64_t step, const optim::StepResult& result, observe::Run* run) {
     if (result.applied) return;
     ++skipped_;
@@ -182,25 +185,30 @@ class Gan {
   std::int64_t nz_, skipped_ = 0;
   Device device_;
   nn::Sequential g_, d_;
+  bool draws_histograms_;
   std::unique_ptr<parallel::DistributedDataParallel> g_ddp_, d_ddp_;
   optim::FusedAdam g_optimizer_, d_optimizer_;
   amp::Amp precision_;
 };
 
-void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& gan,
-            double images_per_second, observe::Run* run) {
+void tell(observe::Run& run, std::int64_t step, const Told& told, const Gan& gan,
+          double images_per_second, double machine_share) {
   const amp::Amp& p = gan.precision();
-  if (run != nullptr) {
-    run->step(step, {{"d_loss", told.d_loss},
-                     {"g_loss", told.g_loss},
-                     {"d_real", told.d_real},
-                     {"d_fake", told.d_fake},
-                     {"loss_scale_real", p.loss_scale(kReal)},
-                     {"loss_scale_fake", p.loss_scale(kFake)},
-                     {"loss_scale_fooled", p.loss_scale(kFooled)},
-                     {"skipped", gan.skipped()},
-                     {"images_per_second", images_per_second}});
-  }
+  run.step(step, {{"d_loss", told.d_loss},
+                  {"g_loss", told.g_loss},
+                  {"d_real", told.d_real},
+                  {"d_fake", told.d_fake},
+                  {"loss_scale_real", p.loss_scale(kReal)},
+                  {"loss_scale_fake", p.loss_scale(kFake)},
+                  {"loss_scale_fooled", p.loss_scale(kFooled)},
+                  {"skipped", gan.skipped()},
+                  {"images_per_second", images_per_second},
+                  {"machine_share", machine_share}});
+}
+
+void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& gan,
+            double images_per_second) {
+  const amp::Amp& p = gan.precision();
   if (gan.world().rank != 0) return;
   std::printf(
       "step %4lld/%lld  d_loss %.3f  g_loss %.3f  D(real) %.2f  D(fake) %.2f  scales %g %g %g  "
@@ -239,30 +247,25 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
       core::str(images.description, "; ", flags.common.describe(world, device, step));
   if (world.rank == 0) std::printf("%s\n", description.c_str());
   std::optional<observe::Run> observed;
-  if (!flags.observe.empty()) {
-    observed.emplace(flags.observe, observe::RunOptions{.world = world,
-                                                        .first_step = step,
-                                                        .device = device,
-                                                        .about = {{"run", description}},
-                                                        .serve = flags.observe_address});
+  std::optional<support::MachineShare> machine_share;
+  if (!flags.common.observe.empty()) {
+    observed.emplace(flags.common.observe,
+                     support::run_options(flags.common, {world, device, description, step}));
+    machine_share.emplace(device, flags.common.dtype());
   }
   observe::Run* const run = observed ? &*observed : nullptr;
 
-  dcgan::Curves curves;
-  auto begin = std::chrono::steady_clock::now();
+  support::Throughput throughput;
   while (step < flags.steps) {
     for (const data::Batch& batch : loader) {
       ++step;
       const Told told = gan.step(step, batch.inputs, run);
-      curves.add(static_cast<double>(step), told.d_loss, told.g_loss);
+      throughput.step(flags.batch_size * world.size);
+      if (run != nullptr)
+        tell(*run, step, told, gan, throughput.per_second(), machine_share->take());
       if (step % flags.report_every == 0 || step == flags.steps) {
-        const auto now = std::chrono::steady_clock::now();
-        const double seconds = std::chrono::duration<double>(now - begin).count();
-        const auto steps = (step - 1) % flags.report_every + 1;
-        const auto seen = static_cast<double>(steps * flags.batch_size * world.size);
-        report(flags, step, told, gan, seen / seconds, run);
+        report(flags, step, told, gan, throughput.per_second());
         if (!flags.checkpoint_dir.empty()) state.save(flags.checkpoint_dir, step);
-        begin = std::chrono::steady_clock::now();
       }
       state.end_on_signal(step);
       if (step == flags.steps) break;
@@ -271,7 +274,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   const auto whole = gan.whole_generator();
   if (world.rank != 0) return 0;
   if (!flags.picture.empty()) {
-    dcgan::save_picture(flags.picture, gan.samples(dcgan::kSamples), *images.train, curves);
+    dcgan::save_picture(flags.picture, gan.samples(dcgan::kSamples), *images.train);
     std::printf("wrote %s\n", flags.picture.c_str());
   }
   std::printf("peak memory %s, %lld steps skipped\n",

@@ -4,7 +4,7 @@
 // memory does not.
 //
 //   balanced                                          4 CPU devices
-//   balanced --devices 2 --picture memory.png         a picture of the table
+//   balanced --devices 2 --picture memory.svg         a picture of the table
 //   balanced --device cuda --devices 8 --width 1024 --batch-size 256 --length 64
 #include <cmath>
 #include <cstdio>
@@ -46,7 +46,7 @@ struct Flags {
     app.add_option("--lr", lr, "learning rate of SGD with momentum 0.9")
         ->check(command_line::above_zero());
     app.add_option("--seed", seed, "of initialisation and sentences");
-    app.add_option("--picture", picture, "a PNG of each device's memory; none: no picture");
+    app.add_option("--picture", picture, "an SVG of each device's memory; none: no picture");
   }
 };
 

@@ -1,4 +1,4 @@
-// A picture of the devices' memory, two bars each.
+// A picture of the devices' memory, two bars each, as SVG.
 #pragma once
 
 #include <string>

@@ -3,7 +3,7 @@
 // same. Then a chain of which one sample does not fit. Each way runs in a process of its own, so
 // that what the operating system saw of it (VmHWM) stands beside what Cairn's accounts say.
 //
-//   memory_pressure --picture memory.png
+//   memory_pressure --picture memory.svg
 //   memory_pressure --scale 0.1           a tenth of the words, the image and the budget
 //   memory_pressure --only fused --budget 300M
 #include <algorithm>
@@ -53,7 +53,7 @@ struct Flags {
     app.add_option("--seed", seed, "of initialisation and sentences");
     app.add_option("--only", only, "these ways only; plain always runs")->delimiter(',');
     app.add_option("--picture", picture,
-                   "a PNG of peak memory against step time; none: no picture");
+                   "an SVG of peak memory against step time; none: no picture");
     app.add_option("--measure", measured)->group("");  // what a process of its own is started with
   }
 

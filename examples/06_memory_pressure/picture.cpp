@@ -3,19 +3,19 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "support/canvas.h"
 #include "support/reporter.h"
+#include "support/svg.h"
 
 namespace memory_pressure {
 
 namespace {
 
-using support::Canvas;
-using support::Color;
+using support::Anchor;
+using support::Svg;
 
-constexpr int kMargin = 16, kLabels = 90, kPlot = 420, kLegend = 400, kHeight = 300, kAxis = 40,
-              kTitle = 28, kTicks = 4, kDot = 5;
-constexpr int kPanel = kTitle + kHeight + kAxis + kMargin;
+constexpr double kMargin = 16, kLabels = 70, kPlot = 420, kLegend = 330, kHeight = 300, kAxis = 44,
+                 kTitle = 28, kDot = 5;
+constexpr double kPanel = kTitle + kHeight + kAxis + kMargin;
 
 std::string seconds_of(double seconds) {
   char text[32];
@@ -38,79 +38,76 @@ double time_of(const Outcome& outcome) {
 
 class PanelDrawing {
  public:
-  PanelDrawing(Canvas& canvas, const Panel& panel, int top)
-      : canvas_(canvas),
+  PanelDrawing(Svg& picture, const Panel& panel, double top)
+      : picture_(picture),
         panel_(panel),
-        left_(kMargin + kLabels),
         top_(top + kTitle),
-        highest_(1.1 * std::max(most(panel, peak_of), static_cast<double>(panel.budget))),
-        longest_(1.1 * most(panel, time_of)) {
-    canvas_.text(left_, top, panel.title, 2, support::kBlack);
+        bytes_(support::round_ticks(
+            std::max(most(panel, peak_of), static_cast<double>(panel.budget)), 2)),
+        seconds_(support::round_ticks(std::max(most(panel, time_of), 1e-3))) {
+    picture_.text(kLeft, top + 12, panel.title);
   }
 
   void draw() {
     axes();
-    const int line = y_of(static_cast<double>(panel_.budget));
-    canvas_.rectangle(left_, line, kPlot, 2, support::kRed);
-    canvas_.text(left_ + kPlot - Canvas::text_width("budget", 2), line - 14, "budget", 2,
-                 support::kRed);
+    const double line = y_of(static_cast<double>(panel_.budget));
+    picture_.line(kLeft, line, kLeft + kPlot, line, support::kRed);
+    picture_.text(kLeft + kPlot, line - 4, "budget", support::kRed, Anchor::end);
     for (std::size_t i = 0; i < panel_.outcomes.size(); ++i) point(i);
   }
 
  private:
-  int y_of(double bytes) const {
-    return top_ + kHeight - static_cast<int>(bytes / highest_ * kHeight);
-  }
-  int x_of(double seconds) const { return left_ + static_cast<int>(seconds / longest_ * kPlot); }
+  static constexpr double kLeft = kMargin + kLabels;
+  double y_of(double bytes) const { return top_ + kHeight - bytes / bytes_.back() * kHeight; }
+  double x_of(double seconds) const { return kLeft + seconds / seconds_.back() * kPlot; }
 
   void axes() {
-    for (int tick = 0; tick <= kTicks; ++tick) {
-      const double bytes = highest_ * tick / kTicks, seconds = longest_ * tick / kTicks;
-      canvas_.rectangle(left_, y_of(bytes), kPlot, 1, support::kLightGrey);
-      const std::string label = support::human_bytes(static_cast<std::size_t>(bytes));
-      canvas_.text(left_ - 8 - Canvas::text_width(label, 2), y_of(bytes) - 5, label, 2,
-                   support::kBlack);
-      const std::string time = seconds_of(seconds);
-      canvas_.text(x_of(seconds) - Canvas::text_width(time, 2) / 2, top_ + kHeight + 8, time, 2,
-                   support::kBlack);
+    for (const double bytes : bytes_) {
+      picture_.line(kLeft, y_of(bytes), kLeft + kPlot, y_of(bytes), support::kLightGrey);
+      picture_.text(kLeft - 8, y_of(bytes) + 4,
+                    support::human_bytes(static_cast<std::size_t>(bytes)), support::kGrey,
+                    Anchor::end);
     }
-    canvas_.rectangle(left_, top_, 1, kHeight, support::kGrey);
-    canvas_.rectangle(left_, top_ + kHeight, kPlot, 1, support::kGrey);
-    canvas_.text(left_ + kPlot / 2 - 56, top_ + kHeight + 24, "time of a step", 2, support::kBlack);
+    for (const double seconds : seconds_)
+      picture_.text(x_of(seconds), top_ + kHeight + 18, seconds_of(seconds), support::kGrey,
+                    Anchor::middle);
+    picture_.text(kLeft + kPlot / 2, top_ + kHeight + 36, "time of a step", support::kBlack,
+                  Anchor::middle);
   }
 
   // The point with its number, and the number's row in the legend.
   void point(std::size_t i) {
     const Outcome& outcome = panel_.outcomes[i];
-    const Color color = outcome.fits() ? support::kBlue : support::kRed;
+    const char* const color = outcome.fits() ? support::kBlue : support::kRed;
     const std::string number = std::to_string(i + 1);
-    const int x = x_of(outcome.seconds), y = y_of(peak_of(outcome));
-    canvas_.rectangle(x - kDot, y - kDot, 2 * kDot, 2 * kDot, color);
-    canvas_.text(x + kDot + 3, y - 5, number, 2, color);
-    const int row = top_ + static_cast<int>(i) * 22, column = left_ + kPlot + 24;
-    canvas_.text(column, row, number, 2, color);
-    canvas_.text(column + 20, row, outcome.name, 2, support::kBlack);
-    canvas_.text(column + 160, row, support::human_bytes(outcome.device), 2, support::kBlack);
-    canvas_.text(column + 270, row, seconds_of(outcome.seconds), 2, support::kBlack);
+    const double x = x_of(outcome.seconds), y = y_of(peak_of(outcome));
+    picture_.circle(x, y, kDot, color);
+    picture_.text(x + kDot + 3, y + 4, number, color);
+    const double row = top_ + 10 + static_cast<double>(i) * 20, column = kLeft + kPlot + 24;
+    picture_.text(column, row, number, color);
+    picture_.text(column + 24, row, outcome.name);
+    picture_.text(column + 230, row, support::human_bytes(outcome.device), support::kBlack,
+                  Anchor::end);
+    picture_.text(column + 300, row, seconds_of(outcome.seconds), support::kBlack, Anchor::end);
   }
 
-  Canvas& canvas_;
+  Svg& picture_;
   const Panel& panel_;
-  int left_, top_;
-  double highest_, longest_;
+  double top_;
+  std::vector<double> bytes_, seconds_;  // of the axes
 };
 
 }  // namespace
 
 void save_picture(const std::string& path, const std::vector<Panel>& panels) {
-  Canvas canvas(2 * kMargin + kLabels + kPlot + kLegend,
-                kMargin + static_cast<int>(panels.size()) * kPanel);
-  int top = kMargin;
+  Svg picture(2 * kMargin + kLabels + kPlot + kLegend,
+              kMargin + static_cast<double>(panels.size()) * kPanel);
+  double top = kMargin;
   for (const Panel& panel : panels) {
-    PanelDrawing(canvas, panel, top).draw();
+    PanelDrawing(picture, panel, top).draw();
     top += kPanel;
   }
-  canvas.save(path);
+  picture.save(path);
 }
 
 }  // namespace memory_pressure

@@ -14,7 +14,7 @@ struct Panel {
   std::size_t budget = 0;         // a line
 };
 
-/// One panel below the other, written as PNG. Throws core::IoError.
+/// One panel below the other, written as SVG. Throws core::IoError.
 void save_picture(const std::string& path, const std::vector<Panel>& panels);
 
 }  // namespace memory_pressure

@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/status.h"
 #include "cairn/kernels/product_choices.h"
 
 namespace support {
@@ -40,6 +42,16 @@ std::vector<cairn::observe::Value> values_of(
 
 }  // namespace
 
+cairn::observe::RunOptions run_options(const Flags& flags, const RunOf& run) {
+  return {.world = run.world,
+          .first_step = run.first_step,
+          .device = run.device,
+          .profile = flags.profile,
+          .histogram_every = flags.histogram_every,
+          .about = {{"run", run.description}},
+          .serve = flags.observe_address};
+}
+
 Reporter::Reporter(const Flags& flags, const Options& options)
     : options_(options),
       draws_histograms_(flags.histogram_every > 0),
@@ -47,13 +59,8 @@ Reporter::Reporter(const Flags& flags, const Options& options)
       last_drawn_(Clock::now() - std::chrono::hours(1)) {
   note(options_.description);
   if (flags.observe.empty()) return;
-  run_.emplace(flags.observe, cairn::observe::RunOptions{.world = options_.world,
-                                                         .first_step = options_.first_step,
-                                                         .device = options_.device,
-                                                         .profile = flags.profile,
-                                                         .histogram_every = flags.histogram_every,
-                                                         .about = {{"run", options_.description}},
-                                                         .serve = flags.observe_address});
+  run_.emplace(flags.observe, run_options(flags, {options_.world, options_.device,
+                                                  options_.description, options_.first_step}));
   machine_share_.emplace(options_.device, flags.dtype());
 }
 
@@ -169,9 +176,41 @@ void Reporter::note(const std::string& line) {
   bar_shown_ = false;
 }
 
+/// What each waited for the others and has in memory; nothing where all have about the same.
+std::vector<std::string> Reporter::lines_of_ranks() const {
+  const std::chrono::duration<double> spent = Clock::now() - begun_;
+  const double waited = 100 * cairn::core::waited_for_ranks() / spent.count();
+  const std::size_t memory = cairn::core::memory_stats(options_.device).peak_total;
+  const auto told = options_.world.exchange(cairn::core::str(waited, " ", memory), "ranks' lines");
+  struct Rank {
+    double waited = 0, memory = 0;
+  };
+  std::vector<Rank> ranks;
+  for (const std::string& text : told)
+    std::istringstream(text) >> ranks.emplace_back().waited >> ranks.back().memory;
+  const auto range = [&](double Rank::*of) {
+    const auto [least, most] = std::minmax_element(
+        ranks.begin(), ranks.end(), [&](const Rank& a, const Rank& b) { return a.*of < b.*of; });
+    return std::pair((*least).*of, (*most).*of);
+  };
+  const auto [least_waited, most_waited] = range(&Rank::waited);
+  const auto [least_memory, most_memory] = range(&Rank::memory);
+  std::vector<std::string> lines;
+  if (most_waited < least_waited + 5 && most_memory < 1.05 * least_memory) return lines;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    std::ostringstream line;
+    line << "rank " << std::left << std::setw(17) << r << "waited " << std::fixed
+         << std::setprecision(0) << ranks[r].waited << " % of the time for others, memory "
+         << human_bytes(static_cast<std::size_t>(ranks[r].memory));
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
 void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers,
                       const std::vector<std::pair<std::string, std::string>>& texts) {
   if (run_) run_->summary(values_of(numbers));
+  const std::vector<std::string> ranks = lines_of_ranks();
   if (options_.world.rank != 0) return;
   if (bar_shown_) std::cout << "\n";
   bar_shown_ = false;
@@ -182,6 +221,7 @@ void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers
   }
   for (const auto& [name, value] : texts)
     std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
+  for (const std::string& line : ranks) std::cout << "  " << line << "\n";
   for (const std::string& sentence :
        run_ ? cairn::observe::advice(*run_) : std::vector<std::string>())
     std::cout << "  " << sentence << "\n";

@@ -27,6 +27,15 @@ struct StepMetrics {
   cairn::optim::StepResult result;
 };
 
+/// Of the run that --observe asks for.
+struct RunOf {
+  cairn::World world;
+  cairn::Device device;
+  std::string description;
+  std::int64_t first_step = 0;
+};
+cairn::observe::RunOptions run_options(const Flags& flags, const RunOf& run);
+
 class Reporter {
  public:
   struct Options {
@@ -49,7 +58,8 @@ class Reporter {
   void step(const StepMetrics& metrics);
   void saved(std::int64_t step);       // a checkpoint
   void note(const std::string& line);  // a line of its own, above the bar
-  /// Ends the bar, prints the table; the numbers are the run's summary.
+  /// Ends the bar, prints the table and, where ranks differ, a line for each; the numbers are the
+  /// run's summary. A collective.
   void finish(const std::vector<std::pair<std::string, double>>& numbers,
               const std::vector<std::pair<std::string, std::string>>& texts);
 
@@ -63,6 +73,7 @@ class Reporter {
   void tell(const StepMetrics& metrics, double loss, double accuracy);
   std::string time_left(const StepMetrics& metrics) const;
   std::string first_uses();
+  std::vector<std::string> lines_of_ranks() const;
   Options options_;
   bool draws_histograms_;
   std::optional<cairn::observe::Run> run_;
@@ -70,7 +81,7 @@ class Reporter {
   Throughput throughput_;
   std::optional<MachineShare> machine_share_;  // where there is a run
   double share_ = 0;
-  std::chrono::steady_clock::time_point last_drawn_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now(), last_drawn_;
   std::int64_t shown_ = 0, primitives_ = 0;
   int micro_batches_ = 0;
   double loss_sum_ = 0, accuracy_sum_ = 0;

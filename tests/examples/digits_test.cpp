@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -292,6 +293,23 @@ TEST(Digits, KeepBatchnormTakesNoValueToo) {
   const ShellResult wrong = shell(kDigits + " --keep-batchnorm-fp32 maybe");
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.err, testing::AllOf(HasSubstr("true"), HasSubstr("false"), HasSubstr("maybe")));
+}
+
+// Rank 1 is stopped for a second, in which rank 0 waits.
+TEST(Digits, ALineForEachRankWhereTheyDiffer) {
+  const std::string slow =
+      "'if [ $RANK = 1 ]; then (sleep 0.7; kill -STOP $$; sleep 1; "
+      "kill -CONT $$) & fi; exec \"$@\"' -- ";
+  const ShellResult result = shell(kDigitsRun + " --nproc-per-node 2 -- sh -c " + slow + kDigits +
+                                   " --train-size 2000 --test-size 500 --steps 60");
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const auto waited = [&](const char* rank) {
+    std::smatch found;
+    const std::regex line(core::str("rank ", rank, " +waited ([0-9]+) % of the time for others"));
+    return std::regex_search(result.out, found, line) ? std::stoi(found[1]) : -1;
+  };
+  EXPECT_GT(waited("0"), waited("1") + 5) << result.out;
+  EXPECT_GE(waited("1"), 0) << result.out;
 }
 
 // Two processes by hand: cairn-run may end the other one before it can say so.
