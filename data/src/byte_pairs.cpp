@@ -72,8 +72,7 @@ std::string bytes_of(std::string_view token, const std::string& path) {
   static const auto kBytes = [] {
     std::unordered_map<std::uint32_t, char> bytes;
     const auto letters = letters_of_bytes();
-    for (std::size_t byte = 0; byte < 256; ++byte)
-      bytes[letters[byte]] = static_cast<char>(byte);
+    for (std::size_t byte = 0; byte < 256; ++byte) bytes[letters[byte]] = static_cast<char>(byte);
     return bytes;
   }();
   std::string bytes;
@@ -140,18 +139,18 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
     if (special_.back().text.empty()) refuse(path, "added tokens of some letters");
     put(special_.back().token, special_.back().text);
   }
-  std::unordered_map<std::string, std::int32_t> of_letters;
-  for (const auto& [letters, token] : model.at("vocab").items()) {
-    of_letters[letters] = token;
-    const bool is_special = std::any_of(special_.begin(), special_.end(), [&](const auto& one) {
-      return one.token == of_letters[letters];
-    });
-    if (!is_special) put(token, bytes_of(letters, path));
+  const auto is_special = [&](std::int64_t token) {
+    return std::any_of(special_.begin(), special_.end(),
+                       [&](const Special& one) { return one.token == token; });
+  };
+  const auto of_letters = model.at("vocab").get<std::unordered_map<std::string, std::int64_t>>();
+  for (const auto& [letters, token] : of_letters) {
+    if (!is_special(token)) put(token, bytes_of(letters, path));
   }
   const auto known = [&](const std::string& letters) {
     const auto found = of_letters.find(letters);
     if (found == of_letters.end()) refuse(path, "the token '", letters, "' in the vocabulary");
-    return found->second;
+    return static_cast<std::int32_t>(found->second);
   };
   std::int32_t rank = 0;
   for (const json& merge : model.at("merges")) {
@@ -185,8 +184,8 @@ std::vector<std::int32_t> BytePairs::encode(std::string_view text) const {
     const Special* next = nullptr;
     for (std::size_t i = 0; i < special_.size(); ++i) {
       if (places[i] <= at) places[i] = std::min(text.find(special_[i].text, at), text.size());
-      const bool longer = next != nullptr && places[i] == end &&
-                          special_[i].text.size() > next->text.size();
+      const bool longer =
+          next != nullptr && places[i] == end && special_[i].text.size() > next->text.size();
       if (places[i] < end || longer) end = places[i], next = &special_[i];
     }
     encode_plain(text.substr(at, end - at), tokens);
@@ -206,9 +205,8 @@ void BytePairs::encode_plain(std::string_view text, std::vector<std::int32_t>& t
   std::unordered_map<std::string_view, std::vector<std::int32_t>> seen;
   std::uint32_t checked = 0;  // UTF-8, by the first match
   for (std::size_t at = 0; at < text.size();) {
-    const int found =
-        pcre2_match(words_pattern(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
-                    PCRE2_ANCHORED | checked, match.get(), nullptr);
+    const int found = pcre2_match(words_pattern(), reinterpret_cast<PCRE2_SPTR>(text.data()),
+                                  text.size(), at, PCRE2_ANCHORED | checked, match.get(), nullptr);
     if (found < 0)
       fail<DataError>(kTokenizer, "expected UTF-8 text, got other bytes at offset ",
                       pcre2_get_startchar(match.get()), " of ", text.size(), " (PCRE2's error ",
@@ -232,9 +230,11 @@ std::vector<std::int32_t> BytePairs::merged(std::string_view word) const {
   std::vector<Piece> pieces;
   const auto size = static_cast<std::ptrdiff_t>(word.size());
   for (std::ptrdiff_t i = 0; i < size; ++i)
-    pieces.push_back({of_byte_[static_cast<unsigned char>(word[static_cast<std::size_t>(i)])],
-                      i - 1, i + 1});
-  const auto piece = [&](std::ptrdiff_t i) -> Piece& { return pieces[static_cast<std::size_t>(i)]; };
+    pieces.push_back(
+        {of_byte_[static_cast<unsigned char>(word[static_cast<std::size_t>(i)])], i - 1, i + 1});
+  const auto piece = [&](std::ptrdiff_t i) -> Piece& {
+    return pieces[static_cast<std::size_t>(i)];
+  };
   using Candidate = std::tuple<std::int32_t, std::ptrdiff_t, std::int32_t, std::int32_t>;
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
   const auto offer = [&](std::ptrdiff_t left) {

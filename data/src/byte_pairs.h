@@ -33,8 +33,8 @@ class BytePairs {
   };
   struct PairHash {
     std::size_t operator()(const std::pair<std::int32_t, std::int32_t>& pair) const {
-      const auto both = static_cast<std::uint64_t>(pair.first) << 32 |
-                        static_cast<std::uint32_t>(pair.second);
+      const auto both =
+          static_cast<std::uint64_t>(pair.first) << 32 | static_cast<std::uint32_t>(pair.second);
       return static_cast<std::size_t>(both * 0x9e3779b97f4a7c15u >> 16);
     }
   };
@@ -46,7 +46,7 @@ class BytePairs {
     std::int32_t token = 0;
   };
   std::vector<Special> special_;  // found in texts as they are
-  bool adds_space_ = false;                                    // ahead of a text
+  bool adds_space_ = false;       // ahead of a text
 };
 
 }  // namespace cairn::data::detail

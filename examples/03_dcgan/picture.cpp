@@ -19,8 +19,9 @@ void draw_grid(support::Svg& picture, int left, const char* title, const std::ui
                std::int64_t count) {
   picture.text(left, kMargin + 12, title);
   for (int i = 0; i < std::min<std::int64_t>(count, kSamples); ++i) {
-    picture.image(left + i % kColumns * kCell, kMargin + kTitle + i / kColumns * kCell,
-                  pixels + i * kSide * kSide, kSide, kZoom);
+    const int column = i % kColumns, row = i / kColumns;
+    picture.image(left + column * kCell, kMargin + kTitle + row * kCell, pixels + i * kSide * kSide,
+                  kSide, kZoom);
   }
 }
 

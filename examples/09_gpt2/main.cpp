@@ -460,7 +460,7 @@ data::TextDataset read_text(const Flags& flags, std::int64_t words, const World&
   const std::string tokenizer = gpt2::tokenizer_file(flags.model);
   const bool has_tokenizer = std::filesystem::exists(tokenizer);
   if (has_tokenizer) options.unit = data::TextUnit::byte_pairs, options.tokenizer = tokenizer;
-  const auto text = data::TextDataset::from_files(flags.text, options);
+  data::TextDataset text = data::TextDataset::from_files(flags.text, options);
   const std::int64_t known = text.vocabulary().size();
   CAIRN_CHECK(known <= words, "gpt2", "expected at most the model's ", words, " tokens, got ",
               known, " in ", tokenizer);

@@ -81,9 +81,8 @@ void Svg::circle(double x, double y, double radius, const char* color) {
 
 void Svg::text(double x, double y, std::string_view text, const char* color, Anchor anchor) {
   constexpr const char* kAnchors[] = {"start", "middle", "end"};
-  body_ << R"(<text x=")" << x << R"(" y=")" << y << R"(" fill=")" << color
-        << R"(" text-anchor=")" << kAnchors[static_cast<int>(anchor)] << "\">" << escaped(text)
-        << "</text>\n";
+  body_ << R"(<text x=")" << x << R"(" y=")" << y << R"(" fill=")" << color << R"(" text-anchor=")"
+        << kAnchors[static_cast<int>(anchor)] << "\">" << escaped(text) << "</text>\n";
 }
 
 void Svg::image(double x, double y, const std::uint8_t* pixels, int side, double zoom) {

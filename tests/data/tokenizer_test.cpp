@@ -64,7 +64,8 @@ TEST(Tokenizer, OfAnotherKindIsNamed) {
   EXPECT_THAT(refused({{"normalizer", {{"type", "NFC"}}}}), HasSubstr("NFC"));
   EXPECT_THAT(refused({{"pre_tokenizer", {{"type", "Metaspace"}}}}), HasSubstr("Metaspace"));
   EXPECT_THAT(refused({{"pre_tokenizer", {{"use_regex", false}}}}), HasSubstr("with use_regex"));
-  EXPECT_THAT(refused({{"model", {{"vocab", {{"\xc4\x80", nullptr}}}}}}), HasSubstr("got none for 0"));
+  EXPECT_THAT(refused({{"model", {{"vocab", {{"\xc4\x80", nullptr}}}}}}),
+              HasSubstr("got none for 0"));
   EXPECT_THAT(refused({{"model", {{"vocab", {{"\xe4\xb8\xad", 5}}}}}}), HasSubstr("byte-level"));
   EXPECT_THAT(refused({{"model", {{"vocab", {{"zz", -5}}}}}}), HasSubstr("got -5"));
   EXPECT_THAT(refused({{"model", {{"merges", {"a zzz"}}}}}), HasSubstr("the token 'zzz'"));
@@ -87,8 +88,8 @@ TEST(Tokenizer, CutsDatasets) {
             std::vector<std::int64_t>(tokens.begin(), tokens.begin() + 3));
   expect_error<core::InvalidArgument>(
       [&] { TextDataset(text, {.window = 3, .unit = TextUnit::byte_pairs}); }, {"a tokenizer"});
-  expect_error<core::InvalidArgument>(
-      [&] { TextDataset(text, {.window = 3, .tokenizer = kFile}); }, {"byte_pairs"});
+  expect_error<core::InvalidArgument>([&] { TextDataset(text, {.window = 3, .tokenizer = kFile}); },
+                                      {"byte_pairs"});
 }
 
 }  // namespace
