@@ -10,6 +10,7 @@
 #include "cairn/nn/layer.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/losses.h"
+#include "cairn/nn/metrics.h"
 #include "cairn/nn/module.h"
 #include "cairn/nn/norm.h"
 #include "cairn/nn/pool.h"
