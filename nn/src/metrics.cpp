@@ -19,11 +19,11 @@ struct Named {
 };
 
 Named named(const Tensor& logits, const Tensor& labels, std::int64_t top, std::int64_t ignored) {
-  const bool fits = logits.dims() == labels.dims() + 1 && labels.dtype() == DType::i64 &&
-                    std::equal(labels.shape().begin(), labels.shape().end(),
-                               logits.shape().begin());
-  CAIRN_CHECK(fits, kMetrics, "expected logits [..., C] and labels [...] i64, got ",
-              logits.shape(), " and ", labels.dtype(), labels.shape());
+  const bool fits =
+      logits.dims() == labels.dims() + 1 && labels.dtype() == DType::i64 &&
+      std::equal(labels.shape().begin(), labels.shape().end(), logits.shape().begin());
+  CAIRN_CHECK(fits, kMetrics, "expected logits [..., C] and labels [...] i64, got ", logits.shape(),
+              " and ", labels.dtype(), labels.shape());
   const autograd::NoGradGuard no_grad;
   const std::int64_t classes = logits.size(-1);
   const std::vector<std::int64_t> all =
@@ -104,8 +104,8 @@ ConfusionMatrix ConfusionMatrix::over(const World& world) const {
 
 std::int64_t ConfusionMatrix::count(std::int64_t label, std::int64_t prediction) const {
   for (const std::int64_t one : {label, prediction})
-    CAIRN_CHECK(one >= 0 && one < classes_, kMetrics, "expected a class below ", classes_,
-                ", got ", one);
+    CAIRN_CHECK(one >= 0 && one < classes_, kMetrics, "expected a class below ", classes_, ", got ",
+                one);
   return counts_[static_cast<std::size_t>(label * classes_ + prediction)];
 }
 

@@ -113,15 +113,16 @@ TEST(Metrics, NameWhatDoesNotFit) {
   Accuracy accuracy;
   ConfusionMatrix confusion(3);
   const Tensor logits = Tensor::zeros({4, 3});
-  for (const Tensor& wrong : {Tensor::zeros({4}), Tensor::zeros({5}, DType::i64),
-                              Tensor::zeros({4, 1}, DType::i64)}) {
+  for (const Tensor& wrong :
+       {Tensor::zeros({4}), Tensor::zeros({5}, DType::i64), Tensor::zeros({4, 1}, DType::i64)}) {
     EXPECT_THAT(message_of<InvalidArgument>([&] { accuracy.add(logits, wrong); }),
                 HasSubstr("expected logits [..., C] and labels [...] i64, got [4, 3]"));
   }
-  EXPECT_THAT(
-      message_of<InvalidArgument>([&] { accuracy.add(Tensor::zeros({}), labels_of({0})); }),
-      HasSubstr("expected logits"));
-  EXPECT_THAT(message_of<InvalidArgument>([&] { accuracy.add(logits, labels_of({0, 1, 3, 0})); }),
+  EXPECT_THAT(message_of<InvalidArgument>([&] { accuracy.add(Tensor::zeros({}), labels_of({0})); }),
+              HasSubstr("expected logits"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                accuracy.add(logits, labels_of({0, 1, 3, 0}));
+              }),
               HasSubstr("labels below 3 (or -100, which is ignored), got 3"));
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 confusion.add(Tensor::zeros({1, 4}), labels_of({0}));
