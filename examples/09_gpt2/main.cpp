@@ -284,7 +284,8 @@ void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
   if (flags.export_to.empty()) return;
   gpt2::save(model, flags.export_to, world);
   const std::string tokenizer = gpt2::tokenizer_file(flags.model);
-  if (world.rank == 0 && std::filesystem::exists(tokenizer))
+  const bool elsewhere = !std::filesystem::equivalent(flags.model, flags.export_to);
+  if (world.rank == 0 && elsewhere && std::filesystem::exists(tokenizer))
     std::filesystem::copy_file(tokenizer, gpt2::tokenizer_file(flags.export_to),
                                std::filesystem::copy_options::overwrite_existing);
   say(world, "wrote " + flags.export_to);

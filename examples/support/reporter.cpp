@@ -13,7 +13,6 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
-#include "cairn/core/status.h"
 #include "cairn/kernels/product_choices.h"
 
 namespace support {
@@ -179,7 +178,7 @@ void Reporter::note(const std::string& line) {
 /// What each waited for the others and has in memory; nothing where all have about the same.
 std::vector<std::string> Reporter::lines_of_ranks() const {
   const std::chrono::duration<double> spent = Clock::now() - begun_;
-  const double waited = 100 * cairn::core::waited_for_ranks() / spent.count();
+  const double waited = 100 * (cairn::core::waited_for_ranks() - waited_before_) / spent.count();
   const std::size_t memory = cairn::core::memory_stats(options_.device).peak_total;
   const auto told = options_.world.exchange(cairn::core::str(waited, " ", memory), "ranks' lines");
   struct Rank {

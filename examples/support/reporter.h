@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/status.h"
 #include "cairn/core/world.h"
 #include "cairn/nn/module.h"
 #include "cairn/observe/run.h"
@@ -82,6 +83,7 @@ class Reporter {
   std::optional<MachineShare> machine_share_;  // where there is a run
   double share_ = 0;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now(), last_drawn_;
+  double waited_before_ = cairn::core::waited_for_ranks();
   std::int64_t shown_ = 0, primitives_ = 0;
   int micro_batches_ = 0;
   double loss_sum_ = 0, accuracy_sum_ = 0;
