@@ -1,6 +1,7 @@
 // cairn-run profile, of runs that go on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <thread>
 
+#include "cairn/core/error.h"
 #include "cairn/core/tensor.h"
 #include "cairn/observe/run.h"
 #include "cairn/parallel/process_group.h"
@@ -241,6 +243,38 @@ TEST(AskingForAProfile, RanksOfAJobAreInOneFile) {
   if (!perfetto_is_here()) return;
   const json trace = perfetto_trace_of(path / "run");
   ASSERT_EQ(trace["processes"].size(), 2u);
+}
+
+// Who asked hears of each rank, and does not wait for the one that is gone.
+TEST(AskingForAProfile, OfAJobOfWhichARankIsKilledEnds) {
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.string();
+  setenv("CAIRN_TEST_FOLDER", path.c_str(), 1);
+  const auto results = start_ranks(2, [&](int rank) {
+    const auto group = parallel::ProcessGroup::from_environment();
+    std::optional<observe::Run> run(std::in_place, path / "run",
+                                    observe::RunOptions{.world = group.world()});
+    run->step({});
+    group.barrier();
+    std::optional<Asker> asker;
+    if (rank == 0) asker.emplace("$MASTER_ADDR:$MASTER_PORT --steps 1000000:1000001");
+    const auto train = [&] {
+      train_while_asked(group, *run, [&] { return asker && asker->has_asked(); });
+      if (rank == 1) raise(SIGKILL);
+      group.barrier();
+    };
+    EXPECT_THROW(train(), core::CommunicationError);
+    for (int i = 0; i < 10; ++i) run->step({});
+    EXPECT_FALSE(asker->done());  // rank 0 goes on
+    run.reset();
+    const ShellResult& result = asker->wait();
+    EXPECT_EQ(result.status, 1) << result.out << result.err;
+    EXPECT_THAT(result.out, HasSubstr("rank 1: its run has ended"));
+    EXPECT_THAT(result.out, HasSubstr("rank 0: its run has ended"));
+  });
+  unsetenv("CAIRN_TEST_FOLDER");
+  if (results.empty()) return;  // a rank
+  EXPECT_EQ(results[0].status, 0) << results[0].output;
 }
 
 }  // namespace
