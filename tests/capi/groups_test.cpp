@@ -202,6 +202,24 @@ TEST(CapiReducer, PartsGoWhereTheyWereAsked) {
   }));
 }
 
+// Groups of one rank of the two: each has all of the averages.
+TEST(CapiReducer, PartsAreOfShardWithinRanks) {
+  expect_all_ended(start_ranks(2, [](int) {
+    Job job;
+    Array<float> a("a", {5000}, values_of<float>(5000, job.rank)),
+        part("part", {5000}, std::vector<float>(5000));
+    const cairn_tensor gradient = a.tensor(), place = part.tensor();
+    cairn_reducer* reducer = nullptr;
+    const char* const options = "shard=1 shard_within=1";
+    expect_ok(cairn_reducer_create(job.group, options, &gradient, &place, 1, &reducer));
+    expect_ok(cairn_reducer_mark_ready(reducer, 0));
+    expect_ok(cairn_reducer_wait(reducer));
+    for (std::size_t i = 0; i < part.values.size(); ++i)
+      ASSERT_EQ(part.values[i], (value_of(i, 0) + value_of(i, 1)) / 2) << i;
+    expect_ok(cairn_free(reducer));
+  }));
+}
+
 TEST(CapiReducer, EvenPartsAreTold) {
   int64_t begin = -1, size = -1;
   expect_ok(cairn_even_part(5000, 1, 2, &begin, &size));

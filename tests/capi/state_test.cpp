@@ -1,4 +1,6 @@
 // Training states: what is saved comes back, and what cannot is told.
+#include <signal.h>
+
 #include <filesystem>
 #include <fstream>
 
@@ -90,6 +92,23 @@ TEST(CapiState, AResumedTrainingHasTheBitsOfTheUnbroken) {
   expect_ok(cairn_optimizer_steps(resumed.optimizer, &steps));
   expect_ok(cairn_optimizer_steps(unbroken.optimizer, &expected));
   EXPECT_EQ(steps, expected);
+}
+
+TEST(CapiState, ASignalSavesAndEndsTheProcess) {
+  const TemporaryFolder folder;
+  const auto train_until_told = [&] {
+    Training training;
+    expect_ok(cairn_state_save_on_signal(training.state, SIGTERM, folder.string().c_str()));
+    training.train(4, folder.string());
+    raise(SIGTERM);
+    training.train(20, folder.string());
+  };
+  EXPECT_EXIT(train_until_told(), testing::ExitedWithCode(75), "");
+  Training resumed;
+  int64_t step = -1;
+  expect_ok(cairn_state_resume(resumed.state, folder.string().c_str(), &step));
+  EXPECT_EQ(step, 5);
+  EXPECT_EQ(resumed.seen.values[0], 50);
 }
 
 TEST(CapiState, AnEmptyFolderStartsAnew) {
