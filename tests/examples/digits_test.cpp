@@ -7,9 +7,12 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
+#include "observe/trace_files.h"
 #include "support/free_port.h"
 #include "tools/shell.h"
 
@@ -245,6 +248,28 @@ TEST(Digits, ProcessesProfileTheSameSteps) {
     EXPECT_EQ(count["forward"], 3);
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "run/trace.perfetto-trace"));
+}
+
+// By pandas: a step's operations lie in it, on each rank.
+TEST(Digits, HolisticTraceAnalysisReadsTheTraces) {
+  if (!hta_is_here()) GTEST_SKIP() << "no build/readers/hta: run scripts/install_dependencies";
+  const TemporaryFolder folder;
+  const std::string run = (folder / "run").string();
+  const ShellResult result = shell(kDigitsRun + " --nproc-per-node 2 " + kDigits +
+                                   " --steps 6 --batch-size 8 --profile 3:5 --observe " + run);
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const nlohmann::json ranks = hta_reading(run + "/trace.json " + run + "/rank-1/trace.json");
+  ASSERT_EQ(ranks.size(), 2u);
+  for (const auto& [rank, operations] : ranks.items()) {
+    std::map<std::string, std::multiset<int>> steps;
+    for (const auto& [name, kind, step] :
+         operations.get<std::vector<std::tuple<std::string, std::string, int>>>())
+      steps[kind + " " + name].insert(step);
+    for (const char* once : {"user_annotation forward", "cpu_op FusedAdam"})
+      EXPECT_EQ(steps[once], (std::multiset{3, 4, 5})) << rank << ": " << once;
+    EXPECT_EQ(steps["user_annotation ProfilerStep#4"], std::multiset{4}) << rank;
+    EXPECT_GE(steps["cpu_op conv2d"].count(4), 2u) << rank;
+  }
 }
 
 TEST(Digits, ProcessesDrawHistogramsOfWeightsAndGradients) {

@@ -29,6 +29,17 @@ inline nlohmann::json perfetto_trace_of(const std::filesystem::path& run) {
   return result.status == 0 ? nlohmann::json::parse(result.out) : nlohmann::json();
 }
 
+/// Of each rank's trace.json what HolisticTraceAnalysis has: {"0": [[name, category, step], ...]}.
+inline bool hta_is_here() {
+  return std::filesystem::exists(test_folder() + "/../build/readers/hta");
+}
+inline nlohmann::json hta_reading(const std::string& files) {
+  const ShellResult result = shell("PYTHONPATH=" + test_folder() + "/../build/readers python3 -B " +
+                                   test_folder() + "/observe/trace_hta.py " + files);
+  EXPECT_EQ(result.status, 0) << result.err;
+  return result.status == 0 ? nlohmann::json::parse(result.out) : nlohmann::json();
+}
+
 inline nlohmann::json chrome_trace_of(const std::filesystem::path& run) {
   return nlohmann::json::parse(text_of(run / "trace.json"));
 }
