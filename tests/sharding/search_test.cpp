@@ -68,11 +68,15 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
   Drawn drawn{.recipe = recipe};
   drawn.options.stage = draw.of<ZeroStage>({ZeroStage::optimizer_states, ZeroStage::gradients,
                                             ZeroStage::parameters, ZeroStage::parameters});
-  drawn.in_files = draw.one_in(4);
+  const bool on_gpus = core::default_device().is_cuda();
+  drawn.in_files = draw.one_in(4) && !on_gpus;  // there the host updates what lies in files
   drawn.ranks = 2 + draw.below(test::ranks_in_order() - 1);
-  if (!core::default_device().is_cuda() && draw.one_in(3)) {
-    const std::vector<std::pair<int, int>> forms{{4, 2}, {4, 2}, {2, 1}, {6, 3}, {6, 2}};
+  if (draw.one_in(3)) {
+    using Forms = std::vector<std::pair<int, int>>;
+    const Forms forms =
+        on_gpus ? Forms{{4, 2}, {2, 1}} : Forms{{4, 2}, {4, 2}, {2, 1}, {6, 3}, {6, 2}};
     std::tie(drawn.ranks, drawn.options.shard_within) = draw.of(forms);
+    drawn.recipe.in_turn = on_gpus && drawn.ranks > test::ranks_in_order();
   }
   parallel::DistributedOptions& distributed = drawn.options.distributed;
   if (draw.one_in(2)) distributed.first_bucket_bytes = distributed.bucket_bytes = 3000;
@@ -88,8 +92,7 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
     if (draw.one_in(3)) drawn.options.units = {"tied"};
     drawn.options.reshard_after_forward = !draw.one_in(3);
     const int divide = drawn.options.shard_within == 0 ? drawn.ranks : drawn.options.shard_within;
-    const bool cpu_groups = !core::default_device().is_cuda() && divide % 2 == 0;
-    if (drawn.options.reshard_after_forward && cpu_groups && draw.one_in(2))
+    if (drawn.options.reshard_after_forward && divide % 2 == 0 && draw.one_in(2))
       drawn.options.reshard_within = divide / 2;
     if (!distributed.find_unused_parameters) {
       drawn.options.prefetch = draw.below(4);
@@ -97,6 +100,8 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
     }
     if (draw.one_in(3)) drawn.options.keep_whole = draw.one_in(2) ? 139 : 1000;
   }
+  const bool several = drawn.options.shard_within > 1 || drawn.options.reshard_within > 1;
+  if (on_gpus && several) distributed.num_allreduce_streams = 1;
   return drawn;
 }
 
@@ -144,6 +149,7 @@ class Pair {
                            drawn.options.shard_within != 1),
         knows_culprits_(drawn.options.distributed.check_local_gradients),
         one_reduction_(!drawn.options.distributed.average),
+        in_turn_(drawn.recipe.in_turn),
         ranks_(drawn.ranks),
         folder_(std::move(folder)),
         batch_(before.batch),
@@ -234,7 +240,7 @@ class Pair {
 
   /// Under no_sync(), before a backward that reduces what this one leaves, or a step that does.
   std::string alone(Draw& draw) {
-    if (pending_ > 0 && !local_) return "";
+    if ((pending_ > 0 && !local_) || in_turn_) return "";
     const int overflows_on = draw.one_in(8) ? draw.below(ranks_) : -1;
     both([&](Training& one) {
       const auto no_sync = one.ddp().no_sync();
@@ -360,6 +366,7 @@ class Pair {
 
   Training plain_, divided_;
   bool divides_gradients_, knows_culprits_, one_reduction_;
+  bool in_turn_;  // whole gradients of several batches would be summed in an order
   int ranks_;
   std::string folder_;
   std::int64_t batch_, saves_, exports_ = 0;
