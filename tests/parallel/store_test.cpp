@@ -70,9 +70,14 @@ class Interruptions {
 };
 
 TEST(Store, SignalsNeitherBreakNorDelayIt) {
+#ifdef __SANITIZE_THREAD__
+  constexpr int kHosts = 75;
+#else
+  constexpr int kHosts = 300;
+#endif
   const Interruptions interruptions;
   const auto begin = steady_clock::now();
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < kHosts; ++i) {
     const Host host(2);
     StoreClient client(host.address, 0);
     EXPECT_EQ(client.add("n", 1), 1);
