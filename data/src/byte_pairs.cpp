@@ -92,6 +92,14 @@ bool is_set(const json& object, const char* key) {
   return found != object.end() && !found->is_null() && *found != false && *found != "";
 }
 
+/// ["a", "b"], or "a b" of older files.
+std::pair<std::string, std::string> halves_of(const json& merge) {
+  if (merge.is_array()) return {merge.at(0), merge.at(1)};
+  const std::string both = merge;
+  const std::size_t space = both.find(' ');
+  return {both.substr(0, space), space == std::string::npos ? "" : both.substr(space + 1)};
+}
+
 /// Of ways to cut text into words there is GPT-2's alone.
 bool adds_space(const json& file, const std::string& path) {
   const json& cut = file.value("pre_tokenizer", json());
@@ -126,7 +134,7 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
   }
   adds_space_ = adds_space(file, path);
   const auto put = [&](std::int64_t token, std::string bytes) {
-    constexpr std::int64_t kMost = std::int64_t{1} << 24;
+    constexpr std::int64_t kMost = std::int64_t{1} << 20;
     if (token < 0 || token >= kMost) refuse(path, "tokens below ", kMost, ", got ", token);
     if (token >= static_cast<std::int64_t>(symbols_.size()))
       symbols_.resize(static_cast<std::size_t>(token) + 1);
@@ -135,9 +143,11 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
   for (const json& added : file.value("added_tokens", json::array())) {
     for (const char* other : {"lstrip", "rstrip", "single_word"})
       if (is_set(added, other)) refuse(path, "added tokens without ", other);
-    special_.push_back({added.at("content"), added.at("id")});
-    if (special_.back().text.empty()) refuse(path, "added tokens of some letters");
-    put(special_.back().token, special_.back().text);
+    const std::string content = added.at("content");
+    const std::int64_t token = added.at("id");
+    if (content.empty()) refuse(path, "added tokens of some letters");
+    put(token, content);
+    special_.push_back({content, static_cast<std::int32_t>(token)});
   }
   const auto is_special = [&](std::int64_t token) {
     return std::any_of(special_.begin(), special_.end(),
@@ -154,15 +164,7 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
   };
   std::int32_t rank = 0;
   for (const json& merge : model.at("merges")) {
-    std::string left, right;
-    if (merge.is_array()) {
-      left = merge.at(0), right = merge.at(1);
-    } else {
-      const std::string both = merge;
-      const std::size_t space = both.find(' ');
-      left = both.substr(0, space);
-      right = space == std::string::npos ? "" : both.substr(space + 1);
-    }
+    const auto [left, right] = halves_of(merge);
     const std::pair pair(known(left), known(right));
     merges_.try_emplace(pair, Merge{rank++, known(left + right)});
   }

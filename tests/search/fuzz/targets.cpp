@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "byte_pairs.h"
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/checkpointing/torch_file.h"
@@ -254,6 +255,19 @@ bool read_picture(std::string_view bytes) {
   });
 }
 
+/// What is taken for a tokenizer gives back the text that it cut.
+bool read_tokenizer(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  return tolerating_data_errors([&] {
+    const auto pairs = data::detail::BytePairs::from_file(file.path());
+    constexpr std::string_view kText = "It's 12 caf\u00e9s, <|end|> and\n\n more ";
+    std::string text;
+    for (const std::int32_t token : pairs.encode(kText))
+      text += pairs.symbols().at(static_cast<std::size_t>(token));
+    if (text != kText && text != " " + std::string(kText)) std::abort();
+  });
+}
+
 std::vector<std::string> corpus(const char* name) {
   std::vector<std::string> files;
   const fs::path folder = kTests / "search/fuzz/corpus" / name;
@@ -327,6 +341,12 @@ std::vector<std::string> picture_seeds() {
   return seeds;
 }
 
+std::vector<std::string> tokenizer_seeds() {
+  std::vector<std::string> seeds = corpus("tokenizer");
+  seeds.push_back(read_file(kTests / "data/golden/tokenizer.json"));
+  return seeds;
+}
+
 }  // namespace
 
 const std::vector<Target>& targets() {
@@ -336,7 +356,8 @@ const std::vector<Target>& targets() {
                                           {"deepspeed", read_deepspeed, deepspeed_seeds},
                                           {"safetensors", read_safetensors, safetensors_seeds},
                                           {"manifest", read_manifest, manifest_seeds},
-                                          {"picture", read_picture, picture_seeds}};
+                                          {"picture", read_picture, picture_seeds},
+                                          {"tokenizer", read_tokenizer, tokenizer_seeds}};
   return all;
 }
 

@@ -17,7 +17,7 @@ struct Target {
 
 /// zip (whole files of torch.save's), pickle, distributed (the .metadata of a folder of
 /// torch.distributed.checkpoint's), deepspeed (the model states and the optimizer's state of a
-/// universal checkpoint), safetensors, manifest, picture (JPEG and PNG).
+/// universal checkpoint), safetensors, manifest, picture (JPEG and PNG), tokenizer.
 const std::vector<Target>& targets();
 /// Throws std::out_of_range for another name.
 const Target& target(std::string_view name);
