@@ -92,6 +92,11 @@ bool is_set(const json& object, const char* key) {
   return found != object.end() && !found->is_null() && *found != false && *found != "";
 }
 
+std::int64_t token_of(const json& number, const std::string& path) {
+  if (!number.is_number_integer()) refuse(path, "whole numbers as tokens, got ", number.dump());
+  return number;
+}
+
 /// ["a", "b"], or "a b" of older files.
 std::pair<std::string, std::string> halves_of(const json& merge) {
   if (merge.is_array()) return {merge.at(0), merge.at(1)};
@@ -144,7 +149,7 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
     for (const char* other : {"lstrip", "rstrip", "single_word"})
       if (is_set(added, other)) refuse(path, "added tokens without ", other);
     const std::string content = added.at("content");
-    const std::int64_t token = added.at("id");
+    const std::int64_t token = token_of(added.at("id"), path);
     if (content.empty()) refuse(path, "added tokens of some letters");
     put(token, content);
     special_.push_back({content, static_cast<std::int32_t>(token)});
@@ -153,9 +158,10 @@ void BytePairs::read_vocabulary(const std::string& text, const std::string& path
     return std::any_of(special_.begin(), special_.end(),
                        [&](const Special& one) { return one.token == token; });
   };
-  const auto of_letters = model.at("vocab").get<std::unordered_map<std::string, std::int64_t>>();
-  for (const auto& [letters, token] : of_letters) {
-    if (!is_special(token)) put(token, bytes_of(letters, path));
+  std::unordered_map<std::string, std::int64_t> of_letters;
+  for (const auto& one : model.at("vocab").items()) {
+    const std::int64_t token = of_letters[one.key()] = token_of(one.value(), path);
+    if (!is_special(token)) put(token, bytes_of(one.key(), path));
   }
   const auto known = [&](const std::string& letters) {
     const auto found = of_letters.find(letters);

@@ -68,6 +68,7 @@ TEST(Tokenizer, OfAnotherKindIsNamed) {
               HasSubstr("got none for 0"));
   EXPECT_THAT(refused({{"model", {{"vocab", {{"\xe4\xb8\xad", 5}}}}}}), HasSubstr("byte-level"));
   EXPECT_THAT(refused({{"model", {{"vocab", {{"zz", -5}}}}}}), HasSubstr("got -5"));
+  EXPECT_THAT(refused({{"model", {{"vocab", {{"zz", 1e300}}}}}}), HasSubstr("got 1e+300"));
   EXPECT_THAT(refused({{"model", {{"merges", {"a zzz"}}}}}), HasSubstr("the token 'zzz'"));
   EXPECT_THAT(refused({{"added_tokens", {{{"id", 9}, {"content", "x"}, {"lstrip", true}}}}}),
               HasSubstr("without lstrip"));
