@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -485,11 +486,17 @@ TEST_F(CudnnDeathTest, HandleOfAnotherThread) {
                "gpusim: cudnn contract: .*thread that set the handle's stream");
 }
 
+// Calls until the process dies, for half a minute at most: a busy machine may run two threads by
+// turns for long.
+template <typename Call>
+void repeat(const Call& call) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (std::chrono::steady_clock::now() < end) call();
+}
+
 TEST_F(CudnnDeathTest, HandleInTwoThreadsAtOnce) {
   const Prepared prepared(Convolution{});
-  const auto use = [&] {
-    for (int i = 0; i < 100000; ++i) cudnnSetStream(prepared.d.handle, nullptr);
-  };
+  const auto use = [&] { repeat([&] { cudnnSetStream(prepared.d.handle, nullptr); }); };
   EXPECT_DEATH(
       {
         std::thread other(use);
@@ -506,7 +513,7 @@ TEST_F(CudnnDeathTest, PlanInTwoThreadsAtOnce) {
     must(cudaSetDevice(0));
     cudnnCreate(&own);
     const Raw pack = prepared.pack(nullptr, prepared.y.data(), nullptr);  // is refused
-    for (int i = 0; i < 100000; ++i) cudnnBackendExecute(own, prepared.plan, pack);
+    repeat([&] { cudnnBackendExecute(own, prepared.plan, pack); });
   };
   EXPECT_DEATH(
       {

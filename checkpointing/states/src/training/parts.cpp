@@ -72,8 +72,9 @@ bool can_load(const Tensor& from, const Tensor& to) {
 }
 
 // What files hold: the exact value of a half weight that has a master, else the tensor itself.
-Tensor saved_value(const Tensor& tensor) {
-  return kernels::MasterWeight::exists(tensor) ? kernels::exported_value(tensor) : tensor;
+StateDict::Value saved_value(const Tensor& tensor) {
+  if (!kernels::MasterWeight::exists(tensor)) return tensor;
+  return kernels::exported_state(tensor);
 }
 
 }  // namespace
@@ -141,7 +142,17 @@ std::string text_of(const StateDict::Value& value) {
                    shard->begin, " on");
 }
 
+/// The part of its exact value that this rank keeps.
+bool is_own_part(const Shard& shard, const Tensor& tensor) {
+  const auto own = kernels::stored_part(tensor);
+  return own && shard.whole == tensor.shape() && shard.begin == own->begin &&
+         shard.tensor.numel() == own->size() && core::is_floating(shard.tensor.dtype());
+}
+
 bool fits(const StateDict::Value& from, const StateDict::Value& to) {
+  const auto* part = std::get_if<Shard>(&from);
+  const auto* tensor = std::get_if<Tensor>(&to);
+  if (part != nullptr && tensor != nullptr) return is_own_part(*part, *tensor);
   if (from.index() != to.index() || !can_load(*tensor_in(from), *tensor_in(to))) return false;
   const auto *a = std::get_if<Shard>(&from), *b = std::get_if<Shard>(&to);
   return a == nullptr || (a->whole == b->whole && a->begin == b->begin);
@@ -172,7 +183,9 @@ void load_tensors(const char* what, const FlatState& own, const StateDict& state
   fail_with(what, problems);
   for (std::size_t i = 0; i < own.size(); ++i) {
     const Tensor& tensor = *tensor_in(own[i].second);
-    kernels::write_weight(tensor, *tensor_in(*values[i]), tensor.requires_grad());
+    const bool is_shard = std::holds_alternative<Shard>(own[i].second);
+    const StateDict::Value value = is_shard ? *tensor_in(*values[i]) : *values[i];
+    kernels::write_weight(tensor, value, tensor.requires_grad());
   }
 }
 

@@ -54,10 +54,11 @@ using OnFailure = std::function<void(const std::string& reason)>;
 using CheckDevices = std::function<std::string()>;
 
 /// Joins the job's other processes. Throws as ProcessGroup::from_environment. A store at work
-/// answers within `answer_time`.
+/// answers within `answer_time`. Rank 0 may have begun to serve.
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
                                             OnFailure on_failure, CheckDevices check,
-                                            Milliseconds answer_time = StoreClient::kAnswerTime);
+                                            Milliseconds answer_time = StoreClient::kAnswerTime,
+                                            std::unique_ptr<StoreServer> server = nullptr);
 
 /// What the ranks of an in-process group share.
 class InProcessGroup;

@@ -13,6 +13,7 @@ struct JobEnvironment {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   std::string token;  // empty: the job has none
+  int gpu = -1;       // its index; -1: that of the local rank
 };
 
 /// Reads the variables of the first launcher that has set its own (docs/parallel.md has the table):

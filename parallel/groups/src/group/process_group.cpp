@@ -17,6 +17,7 @@
 #include "group/job_environment.h"
 #include "group/last_words.h"
 #include "group/library_versions.h"
+#include "group/meet_over_nccl.h"
 #include "store/descriptors.h"
 
 namespace cairn::parallel {
@@ -163,6 +164,24 @@ GroupOptions with_environment(GroupOptions options) {
   return options;
 }
 
+std::shared_ptr<ProcessGroup::Impl> join_job(const JobEnvironment& job, const GroupOptions& options,
+                                             std::unique_ptr<StoreServer> server) {
+  const bool alone = job.world_size == 1;
+  core::tell_job(alone ? "" : core::str(job.master_addr, ":", job.master_port), job.rank,
+                 job.world_size);
+  if (!alone) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
+  const auto impl = std::make_shared<ProcessGroup::Impl>(
+      job, options, [&](OnFailure on_failure, CheckDevices check) {
+        return join_processes(job, options, std::move(on_failure), std::move(check),
+                              StoreClient::kAnswerTime, std::move(server));
+      });
+  if (!alone) {
+    tell_of_terminate(impl->job());
+    FlightRecorder::watch_signal();
+  }
+  return impl;
+}
+
 }  // namespace
 
 ProcessGroup ProcessGroup::single() {
@@ -172,20 +191,15 @@ ProcessGroup ProcessGroup::single() {
 ProcessGroup ProcessGroup::from_environment(const GroupOptions& given) {
   const JobEnvironment job = read_job_environment();
   const GroupOptions options = with_environment(given);
-  const bool alone = job.world_size == 1;
-  core::tell_job(alone ? "" : core::str(job.master_addr, ":", job.master_port), job.rank,
-                 job.world_size);
   const core::WaitMark meeting("meeting the other ranks");
-  if (!alone) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
-  const auto impl =
-      std::make_shared<Impl>(job, options, [&](OnFailure on_failure, CheckDevices check) {
-        return join_processes(job, options, std::move(on_failure), std::move(check));
-      });
-  if (!alone) {
-    tell_of_terminate(impl->job());
-    FlightRecorder::watch_signal();
-  }
-  return ProcessGroup(impl);
+  return ProcessGroup(join_job(job, options, nullptr));
+}
+
+ProcessGroup ProcessGroup::from_nccl(ncclComm* communicator, const GroupOptions& given) {
+  const GroupOptions options = with_environment(given);
+  const core::WaitMark meeting("meeting the other ranks");
+  auto [job, server] = meet_over_nccl(communicator, options.rendezvous_timeout);
+  return ProcessGroup(join_job(job, options, std::move(server)));
 }
 
 std::vector<ProcessGroup> ProcessGroup::in_process(int world_size, const GroupOptions& options) {
@@ -223,10 +237,11 @@ int ProcessGroup::local_world_size() const {
 
 Device ProcessGroup::device(std::string_view text) const {
   const int gpus = core::device_count(core::DeviceType::cuda);
-  if (text.empty()) text = gpus >= local_world_size() ? "cuda" : "cpu";
+  const int own = impl_->job()->environment.gpu;
+  if (text.empty()) text = own >= 0 || gpus >= local_world_size() ? "cuda" : "cpu";
   if (text != "cuda") return Device::parse(text);
-  const Device device{core::DeviceType::cuda, local_rank()};
-  CAIRN_CHECK(gpus == 0 || local_rank() < gpus, "device", "expected a GPU for each of the ",
+  const Device device{core::DeviceType::cuda, own < 0 ? local_rank() : own};
+  CAIRN_CHECK(gpus == 0 || device.index < gpus, "device", "expected a GPU for each of the ",
               local_world_size(), " processes of this machine, got ", gpus,
               " (start fewer, or train on cpu)");
   core::check_exists(device);

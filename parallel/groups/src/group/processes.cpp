@@ -21,7 +21,8 @@ namespace {
 class ProcessCoordinator : public Coordinator {
  public:
   ProcessCoordinator(const JobEnvironment& job, const GroupOptions& options, OnFailure on_failure,
-                     CheckDevices check, Milliseconds answer_time);
+                     CheckDevices check, Milliseconds answer_time,
+                     std::unique_ptr<StoreServer> server);
   void add(const std::shared_ptr<History>& history) override { control_.add(history); }
   void break_group(const std::string& reason) override { control_.break_job(reason); }
   void leave() noexcept override { control_.leave(); }
@@ -47,7 +48,8 @@ JobStart next_start(const JobEnvironment& job) {
   static std::map<std::string, std::uint64_t> groups;  // of each rank at each address
   const std::lock_guard lock(mutex);
   const char* run = std::getenv("CAIRN_RUN_ID");
-  const std::string place = core::str(job.master_addr, " ", job.master_port, " ", job.rank);
+  const std::string place =
+      core::str(job.master_addr, " ", job.master_port, " ", job.rank, " ", job.token);
   return {++groups[place], run == nullptr ? "" : run};
 }
 
@@ -59,12 +61,13 @@ std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnviron
 
 ProcessCoordinator::ProcessCoordinator(const JobEnvironment& job, const GroupOptions& options,
                                        OnFailure on_failure, CheckDevices check,
-                                       Milliseconds answer_time)
+                                       Milliseconds answer_time,
+                                       std::unique_ptr<StoreServer> server)
     : job_(job),
       options_(options),
       start_(next_start(job)),
       address_{job.master_addr, job.master_port, job.token},
-      server_(serve(address_, job, start_)),
+      server_(server ? std::move(server) : serve(address_, job, start_)),
       client_(std::make_shared<StoreClient>(address_, job.rank, start_, answer_time)),
       control_(control_options(std::move(on_failure), std::move(check))) {
   const std::uint64_t number = client_->join(job.world_size, options.rendezvous_timeout, contact());
@@ -109,9 +112,10 @@ std::unique_ptr<Collectives> ProcessCoordinator::connect(Device device, const Me
 
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
                                             OnFailure on_failure, CheckDevices check,
-                                            Milliseconds answer_time) {
+                                            Milliseconds answer_time,
+                                            std::unique_ptr<StoreServer> server) {
   return std::make_unique<ProcessCoordinator>(job, options, std::move(on_failure), std::move(check),
-                                              answer_time);
+                                              answer_time, std::move(server));
 }
 
 }  // namespace cairn::parallel

@@ -50,7 +50,8 @@ class Variables : public core::Stateful {
 /// Named tensors of any device and strides. Memory of others comes wrapped: Tensors({{"weight",
 /// Tensor::wrap(vector, shape)}}), or Tensor::wrap(view); it must not move while this lives, which
 /// is checked of vectors. A half weight with a master (kernels::MasterWeight: a wrapped parameter
-/// of an optimizer) is saved and loaded with its exact value.
+/// of an optimizer) is saved and loaded with its exact value, of which each rank gives its part
+/// where ranks divide masters (parallel::ShardedOptimizerStates).
 class Tensors : public core::Stateful {
  public:
   /// Names may nest: "layer.0.weight". Throws core::InvalidArgument for names that are empty, equal

@@ -39,6 +39,8 @@
 #include "cairn/core/tensor_view.h"
 #include "cairn/core/world.h"
 
+struct ncclComm;
+
 namespace cairn::parallel {
 
 enum class ReduceOp : std::uint8_t { sum, mean, max, min, product };
@@ -83,6 +85,14 @@ class ProcessGroup {
   /// naming them.
   static ProcessGroup from_environment(const GroupOptions& options = {});
   static ProcessGroup single();
+  /// The ranks of a communicator of NCCL's (an ncclComm_t), each with that GPU as its device(). They
+  /// meet through it, in the current stream of its GPU, and by a port of rank 0's machine, which is
+  /// MASTER_ADDR where that is set and else its host name. It stays the caller's, who may use it,
+  /// and may end it before the group; the group's collectives have a communicator of their own.
+  /// Throws InvalidArgument for none, CommunicationError for ranks that do not come within
+  /// `rendezvous_timeout` (then what waits for them stays in the stream until the communicator is
+  /// aborted), Unsupported in a build without NCCL.
+  static ProcessGroup from_nccl(ncclComm* communicator, const GroupOptions& options = {});
   /// Groups whose ranks are threads of this process, one handle each: for tests and for several
   /// devices in one process. Each rank has a GPU of its own or none.
   static std::vector<ProcessGroup> in_process(int world_size, const GroupOptions& options = {});

@@ -18,8 +18,9 @@ std::string link_target(const char* path) {
   return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : "?";
 }
 
-/// Where it cannot be told, nobody has the same.
-std::string identity(int rank) {
+}  // namespace
+
+std::string host_identity(int rank) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   const std::string pid = link_target("/proc/self/ns/pid"), net = link_target("/proc/self/ns/net"),
@@ -28,6 +29,8 @@ std::string identity(int rank) {
   return known ? core::str(boot, " ", pid, " ", net, " ", user, " ", geteuid())
                : core::str("unknown host of rank ", rank);
 }
+
+namespace {
 
 /// The ranks of this rank's host, in order.
 std::vector<std::size_t> ranks_like(const std::vector<std::string>& hosts, std::size_t rank) {
@@ -53,7 +56,7 @@ std::string error_of(F&& f) {
 
 Host find_host(const Membership& membership) {
   const auto me = static_cast<std::size_t>(membership.rank);
-  const auto hosts = share(membership, "hosts", identity(membership.rank));
+  const auto hosts = share(membership, "hosts", host_identity(membership.rank));
   const std::vector<std::size_t> ranks = ranks_like(hosts, me);
   const bool alone = ranks.size() == 1, first = ranks.front() == me;
   Host host;

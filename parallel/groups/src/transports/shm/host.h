@@ -17,6 +17,9 @@ struct Host {
   std::string why_not;                  // where it is not
 };
 
+/// What ranks that can share memory have in common. Where it cannot be told, nobody has the same.
+std::string host_identity(int rank);
+
 /// A collective of all ranks, through the store. Ranks share memory where they run under one boot
 /// of one kernel as one user in the same namespaces of processes, users and the network, and can
 /// open it. Where a rank of a host cannot, that host's ranks do without.
