@@ -28,10 +28,10 @@ struct MlpLayout {
 
 template <class Real>
 struct MlpArrays {
-  Real *weights = nullptr, *gradients = nullptr;     // of Real: float or a 16-bit type
-  int *inputs = nullptr, *targets = nullptr;         // [rows, tokens], [rows]
-  float *hidden = nullptr, *dhidden = nullptr;       // [rows, hidden]
-  float *dlogits = nullptr, *losses = nullptr;       // [rows, vocabulary], [rows]
+  Real *weights = nullptr, *gradients = nullptr;  // of Real: float or a 16-bit type
+  int *inputs = nullptr, *targets = nullptr;      // [rows, tokens], [rows]
+  float *hidden = nullptr, *dhidden = nullptr;    // [rows, hidden]
+  float *dlogits = nullptr, *losses = nullptr;    // [rows, vocabulary], [rows]
 };
 
 /// Losses, and the gradients of their mean times `scale`.

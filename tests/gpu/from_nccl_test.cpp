@@ -19,7 +19,8 @@ void end(ncclComm_t comm) {
 }
 
 /// A thread a rank, whose GPU is counted from the last one down.
-void run_with(int ranks, bool blocking, const Body& body, const std::function<void(ncclComm_t)>& after = end) {
+void run_with(int ranks, bool blocking, const Body& body,
+              const std::function<void(ncclComm_t)>& after = end) {
   ncclUniqueId id;
   OK(ncclGetUniqueId(&id));
   std::vector<std::thread> threads;
@@ -39,7 +40,8 @@ void run_with(int ranks, bool blocking, const Body& body, const std::function<vo
 }
 
 std::vector<double> sum_over(const ProcessGroup& group, Device device) {
-  const Tensor x = Tensor::from(std::vector<double>{1.0 + group.rank(), 10.0}, {2}, DType::f32, device);
+  const Tensor x =
+      Tensor::from(std::vector<double>{1.0 + group.rank(), 10.0}, {2}, DType::f32, device);
   group.all_reduce(x, ReduceOp::sum, "x");
   if (device.is_cuda()) group.wait();
   return x.to_vector();
@@ -78,9 +80,8 @@ TEST_P(FromNccl, LeavesTheCommunicatorToItsOwner) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, FromNccl, ::testing::Values(true, false), [](const auto& info) {
-  return info.param ? "blocking" : "nonblocking";
-});
+INSTANTIATE_TEST_SUITE_P(Gpu, FromNccl, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "blocking" : "nonblocking"; });
 
 TEST(FromNcclErrors, ACommunicatorOfOneIsAGroupOfOne) {
   run_with(1, true, [](ncclComm_t comm, int) {
@@ -96,12 +97,15 @@ TEST(FromNcclErrors, NoCommunicator) {
 }
 
 TEST(FromNcclErrors, ARankThatDoesNotComeIsWaitedForSoLong) {
-  run_with(2, true, [](ncclComm_t comm, int rank) {
-    if (rank == 1) return std::this_thread::sleep_for(std::chrono::seconds(2));
-    test::expect_error<core::CommunicationError>(
-        [&] { ProcessGroup::from_nccl(comm, {.rendezvous_timeout = std::chrono::seconds(1)}); },
-        {"expected the 2 ranks of the communicator within 1000 ms, not all came"});
-  }, ncclCommAbort);
+  run_with(
+      2, true,
+      [](ncclComm_t comm, int rank) {
+        if (rank == 1) return std::this_thread::sleep_for(std::chrono::seconds(2));
+        test::expect_error<core::CommunicationError>(
+            [&] { ProcessGroup::from_nccl(comm, {.rendezvous_timeout = std::chrono::seconds(1)}); },
+            {"expected the 2 ranks of the communicator within 1000 ms, not all came"});
+      },
+      ncclCommAbort);
 }
 
 TEST(FromNcclErrors, AnAddressThatIsNotRankZerosIsToldToAll) {

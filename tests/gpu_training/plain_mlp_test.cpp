@@ -54,9 +54,9 @@ TEST(PlainMlp, Learns) {
 }
 
 TEST(PlainMlp, KilledAndResumedTheBitsAreThose) {
-  const ShellResult result =
-      shell("CAIRN_SIM_GPUS=2 " + std::string(CAIRN_CKPT_PROGRAM) + " prove-resume --kill-at 8 -- " +
-            kTwoGpus + kMlpCairn + " --steps 16 --save-every 4 --checkpoint-dir {dir}");
+  const ShellResult result = shell("CAIRN_SIM_GPUS=2 " + std::string(CAIRN_CKPT_PROGRAM) +
+                                   " prove-resume --kill-at 8 -- " + kTwoGpus + kMlpCairn +
+                                   " --steps 16 --save-every 4 --checkpoint-dir {dir}");
   EXPECT_EQ(result.status, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("resume: bit-exact"));
 }
@@ -69,8 +69,7 @@ TEST(PlainMlp, TwoRanksStatesGoOnInOne) {
 }
 
 TEST(PlainMlp, AWrongFlagIsToldByEveryRank) {
-  const ShellResult result =
-      shell("CAIRN_SIM_GPUS=2 " + kTwoGpus + kMlpCairn + " --dtype f64");
+  const ShellResult result = shell("CAIRN_SIM_GPUS=2 " + kTwoGpus + kMlpCairn + " --dtype f64");
   EXPECT_NE(result.status, 0);
   EXPECT_THAT(result.err, HasSubstr("expected --dtype f32 or bf16, got f64"));
 }

@@ -11,6 +11,7 @@
 #include <cairn/amp/scaled_step.h>
 #include <cairn/autograd/autograd.h>
 #include <cairn/autograd/saved_bytes.h>
+#include <cairn/checkpointing/foreign_tensors.h>
 #include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/offload.h>
 #include <cairn/checkpointing/parts.h>
@@ -49,6 +50,7 @@
 #include <cairn/parallel/pipeline.h>
 #include <cairn/parallel/process_group.h>
 #include <cairn/parallel/sharded.h>
+#include <cairn/parallel/sharded_states.h>
 #include <cairn/parallel/sync_batch_norm.h>
 #include <dlpack/dlpack.h>
 
@@ -81,9 +83,12 @@ extern amp::Options options;
 extern parallel::ProcessGroup group;
 extern parallel::DistributedDataParallel ddp;
 extern parallel::Reducer reducer;
+extern NamedTensors parameters;  // of a trainer with arrays of its own
 extern int epochs, step;
 void train_step();
 void train_step(const data::Batch& batch);
+void engine_get(int tensor, void* to, std::size_t at, std::size_t bytes);  // another library's
+void engine_set(int tensor, const void* from, std::size_t at, std::size_t bytes);
 
 // Data.
 extern data::TensorDataset train;

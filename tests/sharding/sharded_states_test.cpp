@@ -35,8 +35,7 @@ struct FlatArrays {
 
   FlatArrays(DType dtype, bool whole, Device device) {
     std::vector<double> values;
-    for (std::int64_t i = 0; i < kSize; ++i)
-      values.push_back(std::sin(static_cast<double>(i)));
+    for (std::int64_t i = 0; i < kSize; ++i) values.push_back(std::sin(static_cast<double>(i)));
     weights = Tensor::from(values, {kSize}, dtype, device);
     gradients = Tensor::zeros({kSize}, dtype, device);
     const std::vector<std::int64_t> cuts =
@@ -61,7 +60,8 @@ struct ArrayTrainer {
   std::unique_ptr<checkpointing::Tensors> weights;
   std::unique_ptr<checkpointing::TrainingState> state;
 
-  ArrayTrainer(parallel::ProcessGroup& group, bool shard, DType dtype, bool whole, bool lamb = false)
+  ArrayTrainer(parallel::ProcessGroup& group, bool shard, DType dtype, bool whole,
+               bool lamb = false)
       : flat(dtype, whole, core::default_device()), reducer(group) {
     reducer.register_gradients(flat.names);
     if (shard) sharded.emplace(group, flat.parameters);
@@ -85,7 +85,8 @@ struct ArrayTrainer {
       values.push_back(scaled->scale() * 8.0 *
                        std::cos(static_cast<double>(i * (number + 1) + group.rank())));
     if (overflow && group.rank() == 1) values[2400] = INFINITY;
-    kernels::copy(Tensor::from(values, {FlatArrays::kSize}, flat.gradients.dtype()), flat.gradients);
+    kernels::copy(Tensor::from(values, {FlatArrays::kSize}, flat.gradients.dtype()),
+                  flat.gradients);
     for (std::size_t i = 0; i < flat.names.size(); ++i) reducer.mark_ready(i);
     reducer.wait();
     return scaled->step({.max_gradient_norm = 100.0});
@@ -104,8 +105,8 @@ struct ArrayForm {
   bool whole, lamb;
 };
 constexpr ArrayForm kForms[] = {{DType::f32, true, false},  {DType::f32, false, false},
-                           {DType::bf16, true, false}, {DType::bf16, false, true},
-                           {DType::f16, false, false}, {DType::f16, true, true}};
+                                {DType::bf16, true, false}, {DType::bf16, false, true},
+                                {DType::f16, false, false}, {DType::f16, true, true}};
 
 TEST(ShardedStatesOfArrays, HaveTheBitsOfWholeOnes) {
   for (const int ranks : {2, 3}) {
@@ -142,8 +143,7 @@ TEST(ShardedStatesOfArrays, HoldTheirPartAlone) {
         test::expect_applied(one.step(group, 0));
         const auto own = core::even_part(FlatArrays::kSize, group.rank(), 3).size();
         std::int64_t elements = shard ? own : FlatArrays::kSize;
-        if (core::default_device().is_cpu())
-          elements = (shard ? 1 : 3) * FlatArrays::kSize;
+        if (core::default_device().is_cpu()) elements = (shard ? 1 : 3) * FlatArrays::kSize;
         group.barrier("all have stepped");
         EXPECT_NEAR(bytes_of_states() - before,
                     static_cast<double>((dtype == DType::f32 ? 8 : 12) * elements), 512);
@@ -162,7 +162,8 @@ TEST(ShardedStatesOfArrays, ResumeInAnyNumberOfRanks) {
       one.state->save(dir, 3);
     });
     test::run_threads(2, [&](parallel::ProcessGroup& group) {
-      ArrayTrainer sharded(group, true, DType::bf16, whole), plain(group, false, DType::bf16, whole);
+      ArrayTrainer sharded(group, true, DType::bf16, whole),
+          plain(group, false, DType::bf16, whole);
       ASSERT_TRUE(sharded.state->resume_latest(dir));
       ASSERT_TRUE(plain.state->resume_latest(dir));
       for (int step = 3; step < 6; ++step) {
@@ -193,12 +194,14 @@ TEST(ShardedStatesOfArrays, RefuseWhatTheyCannotDivide) {
         {"parameters that nothing else divides or reduces, got 'w0'"});
     expect_error<core::InvalidArgument>(
         [&] {
-          parallel::ShardedOptimizerStates(group, {flat.parameters[static_cast<std::size_t>(
-                                                      1 + group.rank())]});
+          parallel::ShardedOptimizerStates(
+              group, {flat.parameters[static_cast<std::size_t>(1 + group.rank())]});
         },
         {"expected the same parameters on every rank", "w1", "w2"});
     expect_error<core::InvalidArgument>(
-        [&] { parallel::ShardedOptimizerStates(group, {{"loose", Tensor::zeros({4})}}); },
+        [&] {
+          parallel::ShardedOptimizerStates(group, {{"loose", Tensor::zeros({4})}});
+        },
         {"of the trainer's own", "'loose'"});
   });
 }

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "cairn/checkpointing/foreign_tensors.h"
 #include "cairn/core/error.h"
 #include "cairn/kernels/master_weight.h"
 #include "checkpoint/shards.h"
@@ -222,6 +223,46 @@ StateDict Shards::state_dict() const {
 
 void Shards::load_state_dict(const StateDict& state) {
   load_tensors("shards", entries_, state);
+}
+
+namespace {
+
+/// In memory of the host, of any values.
+FlatState host_copies_of(const std::vector<ForeignTensor>& tensors) {
+  FlatState copies;
+  for (const ForeignTensor& tensor : tensors)
+    copies.emplace_back(tensor.name, Tensor::empty(tensor.shape, tensor.dtype, Device{}));
+  return copies;
+}
+
+}  // namespace
+
+ForeignTensors::ForeignTensors(std::vector<ForeignTensor> tensors) : tensors_(std::move(tensors)) {
+  FlatState names;
+  for (const ForeignTensor& tensor : tensors_) {
+    CAIRN_CHECK(tensor.read && tensor.write, "foreign tensors",
+                "expected callbacks that read and write '", tensor.name, "', got none");
+    names.emplace_back(tensor.name, Tensor::empty({0}, tensor.dtype, Device{}));
+  }
+  check_names("foreign tensors", names);
+}
+
+StateDict ForeignTensors::state_dict() const {
+  FlatState values = host_copies_of(tensors_);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const TensorView copy = *tensor_in(values[i].second);
+    if (copy.nbytes() > 0) tensors_[i].read(copy.data, 0, copy.nbytes());
+  }
+  return unflatten(std::move(values));
+}
+
+void ForeignTensors::load_state_dict(const StateDict& state) {
+  const FlatState values = host_copies_of(tensors_);
+  load_tensors("foreign tensors", values, state);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const TensorView copy = *tensor_in(values[i].second);
+    if (copy.nbytes() > 0) tensors_[i].write(copy.data, 0, copy.nbytes());
+  }
 }
 
 }  // namespace cairn::checkpointing

@@ -49,7 +49,8 @@ void check_free(const NamedTensors& parameters) {
   for (const auto& [name, tensor] : parameters) {
     CAIRN_CHECK(tensor.gradient_slot().placed(), kWhere,
                 "expected parameters and gradients of the trainer's own (optim::wrap_parameter), "
-                "got '", name, "' without");
+                "got '",
+                name, "' without");
     CAIRN_CHECK(tensor.is_contiguous(), kWhere, "expected row-major parameters, got '", name,
                 "' with shape ", tensor.shape(), " and strides ", tensor.strides());
     CAIRN_CHECK(tensor.gradient_slot().reducer() == nullptr, kWhere,

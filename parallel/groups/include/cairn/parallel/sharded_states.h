@@ -2,7 +2,7 @@
 // arrays and gradients of its own. (A model of cairn::nn has ShardedDataParallel.)
 //
 //   parallel::Reducer reducer(group);                              // as without
-//   parallel::ShardedOptimizerStates sharded(group, parameters);   // before the optimizer
+//   parallel::ShardedOptimizerStates states(group, parameters);    // before the optimizer
 //   optim::FusedAdam optimizer(parameters, {.lr = 1e-3});
 //   amp::ScaledStep scaled(optimizer, {}, reducer.world());
 //

@@ -19,8 +19,8 @@ constexpr std::size_t kBytes = 256;  // of a rank, the text's end included
 
 void must(ncclResult_t result) {
   if (result != ncclSuccess && result != ncclInProgress)
-    core::fail<core::CommunicationError>(kWhere, "the communicator failed: ",
-                                         ncclGetErrorString(result));
+    core::fail<core::CommunicationError>(kWhere,
+                                         "the communicator failed: ", ncclGetErrorString(result));
 }
 
 ncclResult_t state_of(ncclComm_t communicator) {
