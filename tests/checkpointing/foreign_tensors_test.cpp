@@ -97,10 +97,10 @@ std::vector<float> floats_of(const ggml_tensor* t) {
 /// Learns y = 2 x by momentum, beside a base that is quantised.
 struct Finetune {
   ggml_context ctx;
-  ggml_tensor *base = ctx.add("blk.0.base.weight", GGML_TYPE_Q8_0, 64, 2);
-  ggml_tensor *lora = ctx.add("blk.0.lora.weight", GGML_TYPE_F32, 3, 2);
-  ggml_tensor *momentum = ctx.add("blk.0.lora.momentum", GGML_TYPE_F32, 3, 2);
-  ggml_tensor *seen = ctx.add("seen", GGML_TYPE_I32, 1);
+  ggml_tensor* base = ctx.add("blk.0.base.weight", GGML_TYPE_Q8_0, 64, 2);
+  ggml_tensor* lora = ctx.add("blk.0.lora.weight", GGML_TYPE_F32, 3, 2);
+  ggml_tensor* momentum = ctx.add("blk.0.lora.momentum", GGML_TYPE_F32, 3, 2);
+  ggml_tensor* seen = ctx.add("seen", GGML_TYPE_I32, 1);
   ForeignTensors model{tensors_of(&ctx)};
   std::int64_t rows = 0;
   Variables variables{{"rows", rows}};
@@ -159,7 +159,8 @@ TEST(ForeignTensors, FloatsAreConverted) {
   ggml_tensor* f = floats.add("w", GGML_TYPE_F32, 2);
   const float values[] = {1.0f + 1.0f / 4096.0f, -65536.0f};
   ggml_backend_tensor_set(f, values, 0, sizeof values);
-  ForeignTensors(tensors_of(&halves)).load_state_dict(ForeignTensors(tensors_of(&floats)).state_dict());
+  ForeignTensors(tensors_of(&halves))
+      .load_state_dict(ForeignTensors(tensors_of(&floats)).state_dict());
   std::uint16_t bits[2];
   ggml_backend_tensor_get(h, bits, 0, sizeof bits);
   EXPECT_EQ(bits[0], 0x3c00);  // 1

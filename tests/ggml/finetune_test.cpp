@@ -50,8 +50,7 @@ std::vector<ForeignTensor> tensors_of(ggml_context* ctx) {
 
 std::vector<float> numbers(std::int64_t n, int seed) {
   std::vector<float> values;
-  for (std::int64_t i = 0; i < n; ++i)
-    values.push_back(std::sin(static_cast<float>(i * 7 + seed)));
+  for (std::int64_t i = 0; i < n; ++i) values.push_back(std::sin(static_cast<float>(i * 7 + seed)));
   return values;
 }
 
@@ -123,8 +122,8 @@ class Finetune {
     y_ = ggml_new_tensor_2d(work_, GGML_TYPE_F32, kOut, kRows);
     parameters_ = ggml_new_tensor_1d(work_, GGML_TYPE_F32, 7);
     ggml_tensor* const inner = ggml_mul_mat(work_, learnt_[0], x_);
-    ggml_tensor* const out = ggml_add(work_, ggml_mul_mat(work_, learnt_[1], inner),
-                                      ggml_mul_mat(work_, base_, x_));
+    ggml_tensor* const out =
+        ggml_add(work_, ggml_mul_mat(work_, learnt_[1], inner), ggml_mul_mat(work_, base_, x_));
     loss_ = ggml_sum(work_, ggml_sqr(work_, ggml_sub(work_, out, y_)));
     ggml_set_loss(loss_);
     graph_ = ggml_new_graph_custom(work_, 512, /*grads=*/true);

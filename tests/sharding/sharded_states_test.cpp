@@ -176,6 +176,22 @@ TEST(ShardedStatesOfArrays, ResumeInAnyNumberOfRanks) {
   }
 }
 
+TEST(ShardedStatesOfArrays, TakeNoPartOfAnotherRank) {
+  std::vector<StateDict> states(3);
+  test::run_threads(3, [&](parallel::ProcessGroup& group) {
+    ArrayTrainer one(group, true, DType::bf16, true);
+    test::expect_applied(one.step(group, 0));
+    const auto rank = static_cast<std::size_t>(group.rank());
+    states[rank] = one.weights->state_dict();
+    one.weights->load_state_dict(states[rank]);
+    group.barrier("all have saved");
+    expect_error<core::DataError>([&] { one.weights->load_state_dict(states[(rank + 1) % 3]); },
+                                  {"'w0': expected bf16 [6000], got f32 [", "] of [6000] from "});
+    test::expect_applied(one.step(group, 1));
+    group.barrier("all have loaded");
+  });
+}
+
 TEST(ShardedStatesOfArrays, EndAfterTheOptimizersLastStep) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     ArrayTrainer one(group, true, DType::f32, true);
