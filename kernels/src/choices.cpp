@@ -8,9 +8,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -28,6 +30,19 @@ using Machines = std::map<std::string, Choices::Ways>;
 
 constexpr int kFormat = 1;
 constexpr auto kPatience = std::chrono::seconds(20);  // for processes that hold the lock
+
+constexpr std::string_view kUntil = " until ";
+
+/// Of what the file holds for a work.
+std::string way_of(const std::string& text) {
+  return text.substr(0, text.find(kUntil));
+}
+
+bool has_ended(const std::string& text) {
+  const std::size_t at = text.find(kUntil);
+  return at != std::string::npos &&
+         std::atoll(text.c_str() + at + kUntil.size()) <= std::time(nullptr);
+}
 
 std::string reason() {
   return std::strerror(errno);
@@ -115,11 +130,13 @@ Choices::Choices(std::string kind, std::string machine, const std::string& folde
   if (!folder.empty()) file_ = folder + "/" + kind_ + ".json";
 }
 
-const std::string* Choices::standing(const std::string& work) const {
-  for (const Ways* ways : {&preferred_, &kept_}) {
-    if (const auto found = ways->find(work); found != ways->end()) return &found->second;
+std::optional<std::string> Choices::standing(const std::string& work) const {
+  for (const Ways* ways : {&preferred_, &used_}) {
+    if (const auto found = ways->find(work); found != ways->end()) return found->second;
   }
-  return nullptr;
+  const auto found = kept_.find(work);
+  if (found == kept_.end() || has_ended(found->second)) return std::nullopt;
+  return way_of(found->second);
 }
 
 void Choices::give_up_file(const char* problem) {
@@ -142,31 +159,36 @@ void Choices::load_once() {
 std::optional<std::string> Choices::find(const std::string& work) {
   const std::lock_guard lock(mutex_);
   load_once();
-  const std::string* way = standing(work);
-  if (way == nullptr) return std::nullopt;
-  return used_[work] = *way;
+  const auto way = standing(work);
+  if (way) used_[work] = *way;
+  return way;
 }
 
-std::string Choices::keep(const std::string& work, const std::string& way) {
+std::string Choices::keep(const std::string& work, const std::string& way, std::time_t until) {
   const std::lock_guard lock(mutex_);
   load_once();
-  if (const std::string* other = standing(work)) return used_[work] = *other;
-  kept_[work] = way;
+  if (const auto other = standing(work)) return used_[work] = *other;
+  kept_[work] = until == 0 ? way : core::str(way, kUntil, until);
   if (file_.empty()) return used_[work] = way;
   try {
     fs::create_directories(fs::path(file_).parent_path());
     const FileLock file_lock(file_ + ".lock");
     Machines machines = read(file_);
     Ways& ways = machines[machine_];
-    const std::size_t before = ways.size();
-    ways.insert(kept_.begin(), kept_.end());  // what was there stays
-    if (ways.size() != before) replace(file_, machines);
+    bool changed = false;
+    for (const auto& [known, text] : kept_) {
+      const auto [there, is_new] = ways.emplace(known, text);
+      const bool again = !is_new && has_ended(there->second) && !has_ended(text);
+      if (again) there->second = text;
+      changed = changed || is_new || again;  // else what was there stays
+    }
+    if (changed) replace(file_, machines);
     // Only this work's: others that this process has used stay as they were.
     kept_[work] = ways.at(work);
   } catch (const std::exception& e) {
     give_up_file(e.what());
   }
-  return used_[work] = kept_.at(work);
+  return used_[work] = way_of(kept_.at(work));
 }
 
 void Choices::prefer(Ways ways) {

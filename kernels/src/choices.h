@@ -10,11 +10,15 @@
 //
 //   {"format": 1, "machines": {"AMD EPYC 9575F ...": {"matmul bf16 ...": "packed", ...}, ...}}
 //
+// One that was timed beside other load stands for a day ("packed until 1764633600", in seconds since
+// 1970): runs of that day have the same bits, and a later one times it again.
+//
 // Several processes may use it at once: what was written first stands, and the others adopt it. It
 // is replaced as a whole, under a lock. A file that is damaged, foreign or cannot be written is
 // left alone: a warning says so once, and choices go on in memory.
 #pragma once
 
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -37,8 +41,9 @@ class Choices {
   /// The way that stands for `work`, and from now on counts as used.
   std::optional<std::string> find(const std::string& work);
   /// Keeps `way` for `work`, unless there is one by now, maybe another process's: returns the one
-  /// that stands, which counts as used.
-  std::string keep(const std::string& work, const std::string& way);
+  /// that stands, which counts as used. `until`, in seconds since 1970: processes that begin later
+  /// have none; 0: it stands for good.
+  std::string keep(const std::string& work, const std::string& way, std::time_t until = 0);
 
   /// These stand before all others from now on, in memory alone, in place of any preferred before.
   void prefer(Ways ways);
@@ -46,7 +51,7 @@ class Choices {
   Ways used() const;
 
  private:
-  const std::string* standing(const std::string& work) const;
+  std::optional<std::string> standing(const std::string& work) const;
   void load_once();
   void give_up_file(const char* problem);
 
@@ -54,7 +59,8 @@ class Choices {
   std::string kind_, machine_;
   std::string file_;  // empty: memory alone
   bool loaded_ = false;
-  Ways kept_, preferred_, used_;
+  Ways kept_;  // as in the file
+  Ways preferred_, used_;
 };
 
 /// The one of this process, made at its first use. product_choices.h saves and restores those of

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -62,6 +63,25 @@ TEST(Choices, StandForALifetime) {
 }
 
 // Each with an object of its own, as processes have.
+TEST(Choices, StandNoLongerThanTheyAreToldTo) {
+  const TemporaryFolder folder;
+  const std::time_t now = std::time(nullptr);
+  const auto again = [&] { return Choices("products", "machine", folder.string()); };
+  Choices first = again(), beside = again();
+  EXPECT_EQ(beside.find("other"), std::nullopt);  // has read the file by now
+  EXPECT_EQ(first.keep("old", "a", now - 1), "a");
+  EXPECT_EQ(first.keep("work", "a", now + 1000), "a");
+  EXPECT_THAT(first.find("old"), Optional(std::string("a"))) << "as long as this process lives";
+  EXPECT_THAT(again().find("work"), Optional(std::string("a")));
+  EXPECT_EQ(again().keep("work", "b"), "a");
+  EXPECT_EQ(again().find("old"), std::nullopt);
+  EXPECT_EQ(beside.keep("other", "c"), "c");
+  EXPECT_EQ(again().keep("old", "b"), "b");  // for good
+  EXPECT_EQ(again().keep("old", "c", now + 1000), "b");
+  EXPECT_EQ(again().used().size(), 0u);
+  EXPECT_EQ(first.used().at("work"), "a");
+}
+
 TEST(Choices, AllWritersEndWithTheSame) {
   constexpr int kWriters = 8, kWorks = 25;
   const TemporaryFolder folder;

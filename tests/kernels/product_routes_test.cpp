@@ -5,10 +5,14 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cairn/core/error.h"
@@ -197,6 +201,34 @@ TEST_F(TimedRoutes, AreNamedByShapeClass) {
   EXPECT_TRUE(ways.contains("matmul bf16 to bf16 nn 1x128x256x256" + threads)) << choices;
   EXPECT_TRUE(ways.contains("matmul bf16 to bf16 nn 1x512x256x256" + threads)) << choices;
   EXPECT_FALSE(ways.contains("matmul bf16 to bf16 nn 1x4x256x256" + threads)) << choices;
+}
+
+/// Times a product while so many threads want a core, and prints what is kept of it.
+[[noreturn]] void time_beside(int threads) {
+  const TemporaryFolder folder;
+  setenv("CAIRN_CACHE", folder.string().c_str(), 1);
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> others;
+  for (int i = 0; i < threads; ++i)
+    others.emplace_back([&] {
+      while (!stop) {
+      }
+    });
+  set_product_routes("time");
+  const Tensor a = test::random_tensor({1024, 1024}, DType::f32, Device{}, 1);
+  matmul(a, a, Tensor::empty_like(a));
+  stop = true;
+  for (std::thread& other : others) other.join();
+  std::cerr << checkpointing::read_bytes(folder / "cpu_products.json") << "\n";
+  std::exit(0);
+}
+
+// Of a process of its own: what it times first stands.
+TEST(TimedRoutesDeathTest, OfABusyMachineStandForADay) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  EXPECT_EXIT(time_beside(3 * cores), testing::ExitedWithCode(0),
+              "matmul f32 .*\"f32(_packed)? until [0-9]+\"");
 }
 
 // A product into which is added is timed on other memory.

@@ -1,8 +1,11 @@
 #include "cpu/routes.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -21,6 +24,8 @@ constexpr std::int64_t kWorthTiming = std::int64_t{1} << 20;  // multiplications
 constexpr double kWorthLeaving = 0.97;  // of the default's time: less is as likely noise
 constexpr double kBudget = 0.04;        // seconds for the rounds after the first
 constexpr int kRounds = 5;
+constexpr double kBusy = 20.0;  // times a second that others take a core from this process
+constexpr std::time_t kDay = 24 * 60 * 60;
 
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
@@ -92,14 +97,27 @@ std::vector<Route> tried(const ProductWork& work) {
   return routes;
 }
 
+// How often others took a core from a thread of this process, so far.
+double times_interrupted() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_nivcsw);
+}
+
+struct Fastest {
+  Route route;
+  bool disturbed = false;  // by what else the machine did
+};
+
 // In turn, so that what else the machine does falls on all; the best of each counts.
-Route fastest(const ProductWork& work, const std::string& name_of_class) {
+Fastest fastest(const ProductWork& work, const std::string& name_of_class) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const auto start = std::chrono::steady_clock::now();
   const std::vector<Route> routes = tried(work);
-  if (routes.empty()) return work.routes.front();
+  if (routes.empty()) return {work.routes.front(), false};
   std::vector<double> best(routes.size(), std::numeric_limits<double>::max());
+  const double interrupted = times_interrupted();
   double spent = 0.0;
   for (int round = 0; round < kRounds && (round == 0 || spent < kBudget); ++round) {
     for (std::size_t i = 0; i < best.size(); ++i) {
@@ -108,16 +126,19 @@ Route fastest(const ProductWork& work, const std::string& name_of_class) {
       spent += seconds;
     }
   }
+  const double times = times_interrupted() - interrupted;
+  const bool disturbed = times > 1.0 && times > kBusy * spent;
   const auto least = std::min_element(best.begin(), best.end());
   const auto taken =
       static_cast<std::size_t>(*least < kWorthLeaving * best[0] ? least - best.begin() : 0);
-  std::string times;
+  std::string told;
   for (std::size_t i = 0; i < best.size(); ++i) {
-    times += core::str(i == 0 ? "" : ", ", name(routes[i]), " ", best[i] * 1e3, " ms");
+    told += core::str(i == 0 ? "" : ", ", name(routes[i]), " ", best[i] * 1e3, " ms");
   }
   count_timing(seconds_since(start));
-  log::debug("{}: {} ({})", name_of_class, name(routes[taken]), times);
-  return routes[taken];
+  log::debug("{}: {}{} ({})", name_of_class, name(routes[taken]),
+             disturbed ? " on a busy machine" : "", told);
+  return {routes[taken], disturbed};
 }
 
 Route named(const ProductWork& work, const std::string& way, const std::string& name_of_class) {
@@ -132,7 +153,10 @@ Route named(const ProductWork& work, const std::string& way, const std::string& 
 Route timed(const ProductWork& work) {
   const std::string name_of_class = work.name();
   std::optional<std::string> way = choices().find(name_of_class);
-  if (!way) way = choices().keep(name_of_class, name(fastest(work, name_of_class)));
+  if (!way) {
+    const auto [route, disturbed] = fastest(work, name_of_class);
+    way = choices().keep(name_of_class, name(route), disturbed ? std::time(nullptr) + kDay : 0);
+  }
   return named(work, *way, name_of_class);
 }
 
