@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "observe", "optim", "amp", "checkpointing",
            "parallel", "libtorch"]
-GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "measuring",
+GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "results", "measuring",
           "gpu", "cuda_report"]
 
 

@@ -159,7 +159,7 @@ void Choices::load_once() {
 std::optional<std::string> Choices::find(const std::string& work) {
   const std::lock_guard lock(mutex_);
   load_once();
-  const auto way = standing(work);
+  auto way = standing(work);
   if (way) used_[work] = *way;
   return way;
 }

@@ -170,7 +170,7 @@ std::shared_ptr<ProcessGroup::Impl> join_job(const JobEnvironment& job, const Gr
   core::tell_job(alone ? "" : core::str(job.master_addr, ":", job.master_port), job.rank,
                  job.world_size);
   if (!alone) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
-  const auto impl = std::make_shared<ProcessGroup::Impl>(
+  auto impl = std::make_shared<ProcessGroup::Impl>(
       job, options, [&](OnFailure on_failure, CheckDevices check) {
         return join_processes(job, options, std::move(on_failure), std::move(check),
                               StoreClient::kAnswerTime, std::move(server));

@@ -60,7 +60,8 @@ void check_free(const NamedTensors& parameters) {
 
 }  // namespace
 
-ShardedOptimizerStates::ShardedOptimizerStates(ProcessGroup group, const NamedTensors& parameters)
+ShardedOptimizerStates::ShardedOptimizerStates(const ProcessGroup& group,
+                                               const NamedTensors& parameters)
     : impl_(std::make_shared<Impl>(group)) {
   group.world().all_or_throw(kWhere, [&] {
     check_free(parameters);

@@ -25,7 +25,7 @@ class ShardedOptimizerStates {
   /// collective. Throws InvalidArgument, on every rank, naming the first parameter that differs
   /// between ranks, is given twice or whose gradient something else reduces or an optimizer has
   /// already.
-  ShardedOptimizerStates(ProcessGroup group, const NamedTensors& parameters);
+  ShardedOptimizerStates(const ProcessGroup& group, const NamedTensors& parameters);
   /// The optimizer takes no step after it (InvalidArgument).
   ~ShardedOptimizerStates();
   ShardedOptimizerStates(ShardedOptimizerStates&&) noexcept;
