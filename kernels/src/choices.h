@@ -10,8 +10,8 @@
 //
 //   {"format": 1, "machines": {"AMD EPYC 9575F ...": {"matmul bf16 ...": "packed", ...}, ...}}
 //
-// One that was timed beside other load stands for a day ("packed until 1764633600", in seconds since
-// 1970): runs of that day have the same bits, and a later one times it again.
+// One that was timed beside other load stands for a day ("packed until 1764633600", in seconds
+// since 1970): runs of that day have the same bits, and a later one times it again.
 //
 // Several processes may use it at once: what was written first stands, and the others adopt it. It
 // is replaced as a whole, under a lock. A file that is damaged, foreign or cannot be written is

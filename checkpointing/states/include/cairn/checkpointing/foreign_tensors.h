@@ -2,8 +2,8 @@
 //
 //   std::vector<checkpointing::ForeignTensor> tensors;
 //   tensors.push_back({"blk.0.lora", DType::f32, {64, 8},
-//                      [](void* to, std::size_t at, std::size_t n) { engine_get(0, to, at, n); },
-//                      [](const void* from, std::size_t at, std::size_t n) { engine_set(0, from, at, n); }});
+//       [](void* to, std::size_t at, std::size_t n) { engine_get(0, to, at, n); },
+//       [](const void* from, std::size_t at, std::size_t n) { engine_set(0, from, at, n); }});
 //   checkpointing::ForeignTensors lora(std::move(tensors));
 //   checkpointing::TrainingState state({{"model", lora}});
 //

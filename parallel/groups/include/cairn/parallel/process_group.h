@@ -85,10 +85,10 @@ class ProcessGroup {
   /// naming them.
   static ProcessGroup from_environment(const GroupOptions& options = {});
   static ProcessGroup single();
-  /// The ranks of a communicator of NCCL's (an ncclComm_t), each with that GPU as its device(). They
-  /// meet through it, in the current stream of its GPU, and by a port of rank 0's machine, which is
-  /// MASTER_ADDR where that is set and else its host name. It stays the caller's, who may use it,
-  /// and may end it before the group; the group's collectives have a communicator of their own.
+  /// The ranks of a communicator of NCCL's (an ncclComm_t), each with its GPU as its device(). They
+  /// meet through it, in the current stream of that GPU, and by a port of rank 0's machine, which
+  /// is MASTER_ADDR where that is set and else its host name. It stays the caller's, who may use
+  /// it, and may end it before the group; the group's collectives have a communicator of their own.
   /// Throws InvalidArgument for none, CommunicationError for ranks that do not come within
   /// `rendezvous_timeout` (then what waits for them stays in the stream until the communicator is
   /// aborted), Unsupported in a build without NCCL.
