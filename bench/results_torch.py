@@ -86,9 +86,11 @@ def text(options):
     windows = data.unfold(0, tokens + 1, stride)
     training, test = windows[:int(0.9 * len(windows))], windows[int(0.9 * len(windows)):]
     model = Gpt(256, tokens, options.width, options.layers, options.heads)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, 0.0, 0.02)
+        elif name.endswith(("qkv.bias", "out.bias")):
+            nn.init.zeros_(parameter)  # as MultiheadAttention begins
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=options.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / options.steps)) / 2)
 
