@@ -11,6 +11,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 #include "collectives/meshes.h"
+#include "collectives/nccl_backend.h"
 #include "environment.h"
 #include "group/group_impl.h"
 #include "ranks.h"
@@ -158,6 +159,12 @@ TEST(ProcessGroup, AloneNeedsNoLibrary) {
   EXPECT_EQ(group.rank(), 0);
   EXPECT_EQ(group.world_size(), 1);
   check_everything(group);
+}
+
+TEST(ProcessGroup, OfACommunicatorNeedsNccl) {
+  if (!nccl_version().empty()) GTEST_SKIP() << "this build has NCCL";
+  expect_error<core::Unsupported>([] { ProcessGroup::from_nccl(nullptr); },
+                                  {"[from_nccl] expected a build with NCCL", "libnccl-dev"});
 }
 
 TEST(ProcessGroup, TwoProcesses) {
