@@ -36,9 +36,7 @@ class ShardedOptimizerStates::Impl final : public core::GradientReducer, public 
 
 namespace {
 
-constexpr const char* kWhere = "sharding";
-
-std::string list(const NamedTensors& parameters) {
+std::string names_and_shapes(const NamedTensors& parameters) {
   std::string lines;
   for (const auto& [name, tensor] : parameters)
     lines += core::str("'", name, "' ", tensor.dtype(), tensor.shape(), "\n");
@@ -47,13 +45,13 @@ std::string list(const NamedTensors& parameters) {
 
 void check_free(const NamedTensors& parameters) {
   for (const auto& [name, tensor] : parameters) {
-    CAIRN_CHECK(tensor.gradient_slot().placed(), kWhere,
+    CAIRN_CHECK(tensor.gradient_slot().placed(), "sharding",
                 "expected parameters and gradients of the trainer's own (optim::wrap_parameter), "
                 "got '",
                 name, "' without");
-    CAIRN_CHECK(tensor.is_contiguous(), kWhere, "expected row-major parameters, got '", name,
+    CAIRN_CHECK(tensor.is_contiguous(), "sharding", "expected row-major parameters, got '", name,
                 "' with shape ", tensor.shape(), " and strides ", tensor.strides());
-    CAIRN_CHECK(tensor.gradient_slot().reducer() == nullptr, kWhere,
+    CAIRN_CHECK(tensor.gradient_slot().reducer() == nullptr, "sharding",
                 "expected parameters that nothing else divides or reduces, got '", name, "'");
   }
 }
@@ -63,11 +61,12 @@ void check_free(const NamedTensors& parameters) {
 ShardedOptimizerStates::ShardedOptimizerStates(const ProcessGroup& group,
                                                const NamedTensors& parameters)
     : impl_(std::make_shared<Impl>(group)) {
-  group.world().all_or_throw(kWhere, [&] {
+  group.world().all_or_throw("sharding", [&] {
     check_free(parameters);
     return std::string();
   });
-  check_same_lists(kWhere, "parameters", group.exchange(list(parameters), "parameters"));
+  check_same_lists("sharding", "parameters",
+                   group.exchange(names_and_shapes(parameters), "parameters"));
   for (const NamedTensor& parameter : parameters)
     parameter.tensor.gradient_slot().set_reducer(impl_);
 }
