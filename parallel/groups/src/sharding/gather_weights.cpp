@@ -11,7 +11,7 @@
 namespace cairn::parallel {
 namespace {
 
-constexpr std::size_t kChunkBytes = std::size_t{25} << 20;
+constexpr std::size_t kGatherBytes = std::size_t{25} << 20;
 constexpr std::size_t kLargeBytes = std::size_t{1} << 20;  // a copy costs more than a collective
 
 std::string label(const PartAndWhole& first, bool more) {
@@ -87,7 +87,7 @@ void gather_parts(const std::vector<PartAndWhole>& tensors, const ProcessGroup& 
     for (PartAndWhole& one : left) {
       const TensorView& first = chunk.empty() ? one.whole : chunk.front().whole;
       const bool alike = one.whole.dtype == first.dtype && one.whole.device == first.device;
-      const bool fits = chunk.empty() || bytes + one.whole.nbytes() <= kChunkBytes;
+      const bool fits = chunk.empty() || bytes + one.whole.nbytes() <= kGatherBytes;
       if (alike && fits) bytes += one.whole.nbytes();
       (alike && fits ? chunk : rest).push_back(std::move(one));
     }
