@@ -2,7 +2,7 @@
 // arrays and gradients of its own. (A model of cairn::nn has ShardedDataParallel.)
 //
 //   parallel::Reducer reducer(group);                              // as without
-//   parallel::ShardedOptimizerStates states(group, parameters);    // before the optimizer
+//   parallel::ShardedOptimizerStates states(group, parameters);    // or later: it divides then
 //   optim::FusedAdam optimizer(parameters, {.lr = 1e-3});
 //   amp::ScaledStep scaled(optimizer, {}, reducer.world());
 //
@@ -21,10 +21,11 @@ namespace cairn::parallel {
 
 class ShardedOptimizerStates {
  public:
-  /// Of wrapped parameters (optim::wrap_parameter): row-major, the same on every rank. A
-  /// collective. Throws InvalidArgument, on every rank, naming the first parameter that differs
-  /// between ranks, is given twice or whose gradient something else reduces or an optimizer has
-  /// already.
+  /// Of wrapped parameters (optim::wrap_parameter): f16, bf16 or f32, of any shape, row-major, on
+  /// one device, the same on every rank. A collective. Throws InvalidArgument, on every rank,
+  /// naming the first parameter that differs between ranks, has no gradient of the trainer's own,
+  /// or is divided or reduced by something else. Each step of the optimizer is a collective, in the
+  /// order of the device's current stream.
   ShardedOptimizerStates(const ProcessGroup& group, const NamedTensors& parameters);
   /// The optimizer takes no step after it (InvalidArgument).
   ~ShardedOptimizerStates();
