@@ -32,7 +32,7 @@ using namespace cairn;
 struct Flags : support::Flags {
   std::string data, arch = "resnet50", pretrained, logits;
   bool evaluate = false, sync_batch_norm = false;
-  int workers = 4, warm_up = 5;
+  int workers = 4, warm_up = 5, patience = 0;
   std::int64_t size = 224;
   double label_smoothing = 0, color = 0;
 
@@ -54,6 +54,9 @@ struct Flags : support::Flags {
     app.add_option("--workers", workers, "threads that decode, in each process")
         ->check(CLI::Range(0, 256));
     app.add_option("--warm-up", warm_up, "epochs over which the learning rate rises")
+        ->check(CLI::Range(0, 1000));
+    app.add_option("--patience", patience,
+                   "stops after so many epochs whose top-1 is no better than the best; 0: never")
         ->check(CLI::Range(0, 1000));
     app.add_option("--image-size", size, "pixels of a side")->check(CLI::Range(8, 4096));
     app.add_option("--label-smoothing", label_smoothing, "of the loss")
@@ -139,6 +142,9 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
   optim::Schedule schedule(*optimizer,
                            optim::warm_up(up, flags.learning_rate_curve(total_steps - up)));
   optim::Accumulation accumulation({.steps = flags.accumulate, .world = world});
+  optim::EarlyStopping stopping(
+      {.patience = std::max(1, flags.patience), .higher_is_better = true});
+  const auto stopped = [&] { return flags.patience > 0 && stopping.stopped(); };
 
   checkpointing::TrainingState state({{"model", model},
                                       {"optimizer", *optimizer},
@@ -146,6 +152,7 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
                                       {"schedule", schedule},
                                       {"accumulation", accumulation},
                                       {"sampler", sampler},
+                                      {"stopping", stopping},
                                       {"ddp", *ddp}},
                                      world, {.keep_best = 1, .best = checkpointing::Best::highest});
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
@@ -162,9 +169,9 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
   const std::int64_t images_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size;
 
-  std::vector<double> accuracy{0, 0};
+  std::vector<double> accuracy;
   observe::Span part(reporter.run(), "data");
-  while (!flags.evaluate && step < total_steps) {
+  while (!flags.evaluate && step < total_steps && !stopped()) {
     for (const data::Batch& batch : loader) {
       part.next("forward");
       const optim::MicroBatch micro = accumulation.begin(batch.size());
@@ -199,6 +206,7 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
     }
     part.next("test");
     accuracy = test(model, validation, world, loader_options(flags, device));
+    (void)stopping.step(accuracy[0]);
     reporter.note(core::str("step ", step, ": top-1 ", 100 * accuracy[0], " %, top-5 ",
                             100 * accuracy[1], " %"));
     part.next("save");
@@ -208,7 +216,11 @@ int train(Flags flags, const parallel::ProcessGroup& group) {
     }
     part.next("data");
   }
-  if (flags.evaluate) accuracy = test(model, validation, world, loader_options(flags, device));
+  if (stopped()) {
+    reporter.note(core::str("stopped: top-1 was no better than ", 100 * stopping.best(), " % for ",
+                            flags.patience, " epochs"));
+  }
+  if (accuracy.empty()) accuracy = test(model, validation, world, loader_options(flags, device));
 
   if (!flags.logits.empty() && world.rank == 0)
     write_logits(model, validation, flags.logits, loader_options(flags, device));

@@ -160,11 +160,41 @@ void Schedule::load_state_dict(const StateDict& state) {
   apply();
 }
 
+BestMetric::BestMetric(bool higher_is_better, double threshold)
+    : higher_is_better_(higher_is_better),
+      threshold_(threshold),
+      best_(higher_is_better ? -std::numeric_limits<double>::infinity()
+                             : std::numeric_limits<double>::infinity()) {}
+
+void BestMetric::add(double metric) {
+  ++waited_;
+  const double margin = std::isfinite(best_) ? threshold_ * std::abs(best_) : 0.0;
+  const bool better = higher_is_better_ ? metric > best_ + margin : metric < best_ - margin;
+  if (!better) return;
+  best_ = metric;
+  waited_ = 0;
+}
+
+void BestMetric::save(StateDict& state) const {
+  state.set("best", best_);
+  state.set("waited", waited_);
+}
+
+void BestMetric::load(const StateDict& state, const char* name) {
+  const double best = state.number("best");
+  const std::int64_t waited = state.integer("waited");
+  if (waited < 0) {
+    core::fail<core::DataError>(name, "expected a count >= 0, got ", waited,
+                                " (nothing was changed)");
+  }
+  best_ = best;
+  waited_ = waited;
+}
+
 ReduceOnPlateau::ReduceOnPlateau(Optimizer& optimizer, const PlateauOptions& options)
     : optimizer_(&optimizer),
       options_(options),
-      best_(options.higher_is_better ? -std::numeric_limits<double>::infinity()
-                                     : std::numeric_limits<double>::infinity()) {
+      metric_(options.higher_is_better, options.threshold) {
   CAIRN_CHECK(options.factor > 0 && options.factor < 1, "reduce_on_plateau",
               "expected a factor between 0 and 1, got ", options.factor);
   CAIRN_CHECK(options.patience >= 0 && options.cooldown >= 0, "reduce_on_plateau",
@@ -175,24 +205,15 @@ ReduceOnPlateau::ReduceOnPlateau(Optimizer& optimizer, const PlateauOptions& opt
               options.smallest_lr);
 }
 
-bool ReduceOnPlateau::is_better(double metric) const {
-  const double margin = std::isfinite(best_) ? options_.threshold * std::abs(best_) : 0.0;
-  return options_.higher_is_better ? metric > best_ + margin : metric < best_ - margin;
-}
-
 bool ReduceOnPlateau::step(double metric) {
-  ++waited_;
-  if (is_better(metric)) {
-    best_ = metric;
-    waited_ = 0;
-  }
+  metric_.add(metric);
   if (cooling_ > 0) {
     --cooling_;
-    waited_ = 0;
+    metric_.wait_anew();
   }
-  if (waited_ <= options_.patience) return false;
+  if (metric_.waited() <= options_.patience) return false;
   cooling_ = options_.cooldown;
-  waited_ = 0;
+  metric_.wait_anew();
   return reduce();
 }
 
@@ -209,22 +230,41 @@ bool ReduceOnPlateau::reduce() {
 
 StateDict ReduceOnPlateau::state_dict() const {
   StateDict state;
-  state.set("best", best_);
-  state.set("waited", waited_);
+  metric_.save(state);
   state.set("cooling", cooling_);
   return state;
 }
 
 void ReduceOnPlateau::load_state_dict(const StateDict& state) {
-  const double best = state.number("best");
-  const std::int64_t waited = state.integer("waited"), cooling = state.integer("cooling");
-  if (waited < 0 || cooling < 0) {
-    core::fail<core::DataError>("reduce_on_plateau", "expected counts >= 0, got ", waited, " and ",
-                                cooling, " (nothing was changed)");
+  const std::int64_t cooling = state.integer("cooling");
+  if (cooling < 0) {
+    core::fail<core::DataError>("reduce_on_plateau", "expected a count >= 0, got ", cooling,
+                                " (nothing was changed)");
   }
-  best_ = best;
-  waited_ = waited;
+  metric_.load(state, "reduce_on_plateau");
   cooling_ = cooling;
+}
+
+EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options)
+    : options_(options), metric_(options.higher_is_better, options.threshold) {
+  CAIRN_CHECK(options.patience >= 1 && options.threshold >= 0, "early_stopping",
+              "expected a patience >= 1 and a threshold >= 0, got ", options.patience, " and ",
+              options.threshold);
+}
+
+bool EarlyStopping::step(double metric) {
+  metric_.add(metric);
+  return stopped();
+}
+
+StateDict EarlyStopping::state_dict() const {
+  StateDict state;
+  metric_.save(state);
+  return state;
+}
+
+void EarlyStopping::load_state_dict(const StateDict& state) {
+  metric_.load(state, "early_stopping");
 }
 
 }  // namespace cairn::optim

@@ -75,6 +75,22 @@ TEST_F(Imagenet, LearnsPhotographs) {
   EXPECT_THAT(result.out, HasSubstr("step 60: top-1 "));
 }
 
+/// It has 40 pictures to be better at, and 400 steps.
+TEST_F(Imagenet, StopsWhereItGetsNoBetter) {
+  const std::string run = (folder_ / "run").string();
+  const std::string stopping = job("--batch-size 20 --lr 0.5 --epochs 41 --patience 1 --observe " +
+                                   run + " --checkpoint-dir " + (folder_ / "saved").string());
+  const ShellResult result = shell(stopping);
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const Told told = told_by(run);
+  EXPECT_LT(told.steps, 410);
+  EXPECT_THAT(result.out, HasSubstr("stopped: top-1 was no better than "));
+  const ShellResult again = shell(stopping);
+  ASSERT_EQ(again.status, 0) << again.out << again.err;
+  EXPECT_THAT(again.out, HasSubstr("stopped: top-1 was no better than "));
+  EXPECT_EQ(told_by(run).end.at("top1"), told.end.at("top1"));
+}
+
 TEST_F(Imagenet, TwoRanksAccumulateAndSynchronise) {
   const std::string run = (folder_ / "run").string();
   const ShellResult result =

@@ -154,5 +154,43 @@ TEST(ReduceOnPlateau, RejectsWhatMakesNoSense) {
   EXPECT_THROW(cosine_restarts(3, 0), core::InvalidArgument);
 }
 
+/// As Lightning's EarlyStopping(patience=3, check_finite=False).
+TEST(EarlyStopping, StopsAfterThePatienceAndResumes) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> losses{3, 2, 2, 2.5, 1.9, nan, 2, 1.9, 1};
+  const std::vector<bool> stops{false, false, false, false, false, false, false, true, false};
+  for (const bool accuracy : {false, true}) {
+    const EarlyStoppingOptions options{.patience = 3, .higher_is_better = accuracy};
+    EarlyStopping stopping(options);
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      EarlyStopping resumed(options);
+      resumed.load_state_dict(stopping.state_dict());
+      EXPECT_EQ(resumed.stopped(), i > 0 && stops[i - 1]) << i;
+      EXPECT_EQ(resumed.step(accuracy ? -losses[i] : losses[i]), stops[i]) << i;
+      stopping = resumed;
+    }
+    EXPECT_EQ(stopping.best(), accuracy ? -1 : 1);
+  }
+}
+
+TEST(EarlyStopping, AsksForMoreThanTheThreshold) {
+  EarlyStopping stopping({.patience = 1, .threshold = 0.1});
+  EXPECT_FALSE(stopping.step(100));
+  EXPECT_FALSE(stopping.step(89));
+  EXPECT_TRUE(stopping.step(81));
+}
+
+TEST(EarlyStopping, RejectsWhatMakesNoSense) {
+  EXPECT_THROW(EarlyStopping({.patience = 0}), core::InvalidArgument);
+  EXPECT_THROW(EarlyStopping({.threshold = -0.1}), core::InvalidArgument);
+  EarlyStopping stopping;
+  EXPECT_FALSE(stopping.step(5));
+  StateDict state = stopping.state_dict();
+  state.set("waited", std::int64_t{-1});
+  state.set("best", 1.0);
+  EXPECT_THROW(stopping.load_state_dict(state), core::DataError);
+  EXPECT_EQ(stopping.best(), 5);
+}
+
 }  // namespace
 }  // namespace cairn::optim

@@ -74,6 +74,27 @@ class Schedule : public core::Stateful {
   std::int64_t position_ = 0;
 };
 
+/// A metric that should get better, and for how long it has not. One that is not a number is no
+/// better.
+class BestMetric {
+ public:
+  /// Better: by more than `threshold` times the best's magnitude.
+  BestMetric(bool higher_is_better, double threshold);
+
+  void add(double metric);
+  double best() const { return best_; }            // an infinity before the first
+  std::int64_t waited() const { return waited_; }  // metrics since the best
+  void wait_anew() { waited_ = 0; }
+
+  void save(StateDict& state) const;                    // "best", "waited"
+  void load(const StateDict& state, const char* name);  // throws DataError, and changes nothing
+
+ private:
+  bool higher_is_better_;
+  double threshold_, best_;
+  std::int64_t waited_ = 0;
+};
+
 struct PlateauOptions {
   double factor = 0.1;      // of every group's learning rate, each time
   int patience = 10;        // metrics in a row that may be no better
@@ -94,19 +115,50 @@ class ReduceOnPlateau : public core::Stateful {
 
   /// Whether it lowered a learning rate. A metric that is not a number is no better.
   bool step(double metric);
-  double best() const { return best_; }
+  double best() const { return metric_.best(); }
 
   StateDict state_dict() const override;  // best, waited, cooling; rates are in the optimizer's
   void load_state_dict(const StateDict& state) override;
 
  private:
-  bool is_better(double metric) const;
   bool reduce();
 
   Optimizer* optimizer_;
   PlateauOptions options_;
-  double best_;
-  std::int64_t waited_ = 0, cooling_ = 0;  // metrics
+  BestMetric metric_;
+  std::int64_t cooling_ = 0;  // metrics
+};
+
+struct EarlyStoppingOptions {
+  int patience = 3;        // so many metrics in a row are no better: it stops
+  double threshold = 0.0;  // better: by more than this share of the best
+  bool higher_is_better = false;
+};
+
+/// Ends a training whose metric has stopped getting better: Lightning's EarlyStopping.
+///
+///   optim::EarlyStopping stopping({.patience = 5, .higher_is_better = true});
+///   for (int epoch = 0; epoch < 90; ++epoch) {
+///     train_epoch();
+///     if (stopping.step(accuracy)) break;   // the same on every rank
+///   }
+class EarlyStopping : public core::Stateful {
+ public:
+  /// Throws InvalidArgument for options that make no sense.
+  explicit EarlyStopping(const EarlyStoppingOptions& options = {});
+
+  /// Whether to stop.
+  bool step(double metric);
+  /// What step() said last; a run that resumes asks it before it trains.
+  bool stopped() const { return metric_.waited() >= options_.patience; }
+  double best() const { return metric_.best(); }
+
+  StateDict state_dict() const override;  // best, waited
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  EarlyStoppingOptions options_;
+  BestMetric metric_;
 };
 
 }  // namespace cairn::optim
