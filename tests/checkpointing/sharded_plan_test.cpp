@@ -31,17 +31,17 @@ using ::testing::HasSubstr;
 
 // 16 layers of 2^16 parameters each, which 2 and 4 ranks divide without a rest.
 constexpr int kLayers = 16;
-constexpr std::int64_t kWidth = 256;
-constexpr std::size_t kParameters = kLayers * kWidth * kWidth;
-constexpr std::size_t kLayer = kWidth * kWidth;
+constexpr std::int64_t kWide = 256;
+constexpr std::size_t kParameters = kLayers * kWide * kWide;
+constexpr std::size_t kLayerSize = kWide * kWide;
 constexpr int kBatch = 5;
 
 Task wide_task() {
   manual_seed(1);
   Task task;
-  for (int i = 0; i < kLayers; ++i) task.model.add(nn::Linear(kWidth, kWidth, {.bias = false}));
-  task.batch.x = test::normal_tensor({kBatch, kWidth}, 2);
-  task.batch.target = random_classes({kBatch}, kWidth, 3);
+  for (int i = 0; i < kLayers; ++i) task.model.add(nn::Linear(kWide, kWide, {.bias = false}));
+  task.batch.x = test::normal_tensor({kBatch, kWide}, 2);
+  task.batch.target = random_classes({kBatch}, kWide, 3);
   return task;
 }
 
@@ -226,8 +226,8 @@ TEST(ShardedPlan, TakesTheFastestThatFitsTheBudget) {
   ASSERT_THAT(message, HasSubstr(start));
   const std::size_t least = std::stoull(message.substr(message.find(start) + start.size()));
   EXPECT_GE(least, 5 * kParameters);
-  EXPECT_LE(least, 5 * kParameters + 8 * 2 * kLayer);  // units, their gradients and buffers
-  EXPECT_EQ(all.least().peak_bytes, least);            // whatever fits
+  EXPECT_LE(least, 5 * kParameters + 8 * 2 * kLayerSize);  // units, their gradients and buffers
+  EXPECT_EQ(all.least().peak_bytes, least);                // whatever fits
   EXPECT_EQ(planned(static_cast<double>(least) / kParameters).best().sharding,
             Sharding::parameters);
 }
