@@ -172,7 +172,7 @@ class Run final : public PendingGradients {
     Tensors gradients(impl.inputs.size());
     std::optional<core::WorkSpan> span;  // with what its gradients set off
     if (dy.defined()) {
-      span.emplace(core::ObservedWork::Kind::backward, node->name());
+      span.emplace(core::ObservedWork::Kind::backward, node->name(), impl.device);
       gradients = run(*node, impl, dy);
     }
     dy = Tensor();  // a gradient that is only handed on may now be taken over

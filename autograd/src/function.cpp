@@ -266,7 +266,8 @@ Tensor Application::recalled() {
   if (observation_) open_event();
   using Kind = core::ObservedWork::Kind;
   if (!y.defined())
-    span_.emplace(local().recomputing ? Kind::recompute : Kind::forward, info_.name);
+    span_.emplace(local().recomputing ? Kind::recompute : Kind::forward, info_.name,
+                  inputs_[0].device());
   return y;
 }
 

@@ -284,16 +284,6 @@ void Allocator::trim_for(std::size_t block_bytes) {
   if (reserved > most) release_cached_locked(cuts_ ? SIZE_MAX : reserved - most);
 }
 
-namespace {
-
-// Nobody may ask, nor mark a point, while any thread records the stream's work.
-bool is_recorded(const Stream& stream) {
-  if (!stream.device().is_cuda()) return false;
-  return capturing() || (stream.native() != nullptr && cuda::is_captured(stream.native()));
-}
-
-}  // namespace
-
 // A stream that cannot be asked is asked again when memory is wanted.
 void Allocator::mark_uses(Pending& block) noexcept try {
   std::vector<Stream> later;

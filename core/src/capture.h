@@ -19,6 +19,8 @@ struct Capture {
 };
 
 const Capture* current_capture();  // null: none
+/// Nobody may ask, nor mark a point, while any thread records the stream's work.
+bool is_recorded(const Stream& stream);
 inline void* capture_stream() {
   return current_capture()->stream;
 }

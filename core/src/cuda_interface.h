@@ -48,11 +48,12 @@ bool is_captured(void* stream);  // by any thread; it may be asked at any time
 void synchronize_stream(void* stream);
 void wait_event(void* stream, void* event);
 
-void* create_event(int device);
+void* create_event(int device, bool timed = false);
 void destroy_event(void* event) noexcept;
 void record_event(void* event, void* stream);
 bool event_done(void* event);
 void synchronize_event(void* event);
+double elapsed_seconds(void* from, void* to);  // of two that are timed and done
 
 // Between begin and end, what this thread queues on the stream is recorded instead of run.
 void begin_capture(void* stream);

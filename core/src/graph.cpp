@@ -53,6 +53,11 @@ const Capture* current_capture() {
   return current;
 }
 
+bool is_recorded(const Stream& stream) {
+  if (!stream.device().is_cuda()) return false;
+  return capturing() || (stream.native() != nullptr && cuda::is_captured(stream.native()));
+}
+
 bool capturing() {
   return current != nullptr;
 }

@@ -70,7 +70,7 @@ void synchronize_stream(void*) {
 void wait_event(void*, void*) {
   refuse();
 }
-void* create_event(int) {
+void* create_event(int, bool) {
   refuse();
 }
 void destroy_event(void*) noexcept {}
@@ -81,6 +81,9 @@ bool event_done(void*) {
   refuse();
 }
 void synchronize_event(void*) {
+  refuse();
+}
+double elapsed_seconds(void*, void*) {
   refuse();
 }
 void begin_capture(void*) {

@@ -23,6 +23,23 @@ namespace {
 
 std::atomic<StatusPage*> page = nullptr;  // never unmapped: threads may tell until the very end
 thread_local WaitMark* innermost_wait = nullptr;
+
+struct TimedWaits {
+  static constexpr std::size_t kMost = 256;
+  std::optional<Stream> stream;
+  std::vector<StreamWait> ended;
+
+  TimeMark mark() const {
+    const bool current = stream && Stream::current(stream->device()) == *stream;
+    return current ? mark_time(stream->device()) : TimeMark();
+  }
+  void end(TimeMark began) {
+    if (began.number == 0) return;
+    if (ended.size() == kMost) ended.erase(ended.begin());
+    ended.push_back({began, mark()});
+  }
+};
+thread_local TimedWaits timed_waits;
 thread_local double waited_before_step = 0, waited_in_all = 0, last_step_at = 0;
 
 double steady_time() {
@@ -225,8 +242,17 @@ double waited_for_ranks() {
   return waited_in_all;
 }
 
+void time_waits(const Stream& stream) {
+  if (!timed_waits.stream || *timed_waits.stream != stream) timed_waits.stream = stream;
+}
+
+std::vector<StreamWait> take_stream_waits() {
+  return std::exchange(timed_waits.ended, {});
+}
+
 WaitMark::WaitMark(std::string_view text, Kind kind)
     : text_(text), since_(steady_time()), outer_(std::exchange(innermost_wait, this)) {
+  if (outer_ == nullptr) began_ = timed_waits.mark();
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
   if (kind == Kind::collective) now->collectives.fetch_add(1, std::memory_order_relaxed);
@@ -235,6 +261,7 @@ WaitMark::WaitMark(std::string_view text, Kind kind)
 
 WaitMark::~WaitMark() {
   innermost_wait = outer_;
+  timed_waits.end(began_);
   const double seconds = steady_time() - since_;
   if (outer_ == nullptr) waited_in_all += seconds;
   StatusPage* const now = page.load(std::memory_order_acquire);

@@ -56,7 +56,7 @@ void run_observed(const Stream::Impl* stream, const std::string& name,
                   const std::function<void()>& work) {
   if (running_for == stream) return work();  // part of the work that asks
   const RunningGuard running(stream);
-  const WorkSpan span(ObservedWork::Kind::stream, name);
+  const WorkSpan span(ObservedWork::Kind::stream, name, stream->device);
   work();
 }
 

@@ -55,9 +55,11 @@ const char* name(ObservedWork::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name) : kind_(kind), name_(name) {
+WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name, Device device)
+    : kind_(kind), name_(name), device_(device) {
   if (!WorkObservation::any()) return;
   outer_ = std::exchange(innermost_span, this);
+  began_ = mark_time(device_);
   begin_ = steady_now();
 }
 
@@ -70,6 +72,8 @@ WorkSpan::~WorkSpan() {
                           .thread = std::this_thread::get_id(),
                           .begin = *begin_,
                           .end = steady_now(),
+                          .began = began_,
+                          .ended = mark_time(device_),
                           .flows = std::move(flows_),
                           .sequence = sequence_,
                           .bytes = bytes_,

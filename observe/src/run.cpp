@@ -10,6 +10,7 @@
 #include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory_trace.h"
 #include "cairn/core/status.h"
+#include "cairn/core/stream.h"
 #include "clock.h"
 #include "histogram.h"
 #include "ring.h"
@@ -74,15 +75,27 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   CAIRN_CHECK(step > last_step(), "observe", "expected steps to rise, got ", step, " after ",
               last_step());
   check_names(values);
+  tell_stream_waits(Span::depth_in(this));
   {
+    const core::TimeMark mark = core::mark_time(writer_->device());
     Message message(writer_->ring());
-    message.put(Told::step).put(steady_seconds()).put(step).put(core::waited_for_ranks());
+    message.put(Told::step).put(steady_seconds()).put(mark).put(step).put(writer_->waited());
     put_values(message, values);
   }
   last_step_.store(step, std::memory_order_relaxed);
   core::tell_step(step, loss_of(values));
   core::set_memory_step(step + 1);
   writer_->trace().stepped(step);
+}
+
+/// What the thread's stream waited for ranks, in spans of the run or not.
+void Run::tell_stream_waits(std::uint32_t depth) {
+  if (writer_->device().is_cpu()) return;
+  core::time_waits(core::Stream::current(writer_->device()));
+  for (const core::StreamWait& wait : core::take_stream_waits()) {
+    Message message(writer_->ring());
+    message.put(Told::wait).put(0.0).put(0.0).put(wait.began).put(wait.ended).put(depth);
+  }
 }
 
 void Run::profile(std::int64_t first_step, std::int64_t last_step) {
@@ -149,6 +162,12 @@ Span::~Span() {
   end();
 }
 
+std::uint32_t Span::depth_in(const Run* run) {
+  const Span* span = innermost;
+  while (span != nullptr && span->run_ != run) span = span->outer_;
+  return span == nullptr ? 0 : span->depth_ + 1;
+}
+
 void Span::next(std::string_view name) {
   end();
   begin(name);
@@ -159,25 +178,28 @@ void Span::begin(std::string_view name) {
               "got '", name, "', which the run has itself");
   if (run_ == nullptr) return;
   name_ = name;
-  inner_ = 0;
-  waited_ = core::waited_for_ranks();
+  depth_ = depth_in(run_);
+  run_->tell_stream_waits(depth_);
+  waited_ = run_->writer_->waited();
   outer_ = innermost;
   innermost = this;
   label_.emplace(name);
+  began_ = core::mark_time(run_->writer_->device());
   begin_ = steady_seconds();
   core::tell_part(name_, begin_);
 }
 
 void Span::end() {
   if (run_ == nullptr) return;
+  run_->tell_stream_waits(depth_ + 1);
+  const core::TimeMark ended = core::mark_time(run_->writer_->device());
   const double now = steady_seconds();
-  const double seconds = now - begin_ - (core::waited_for_ranks() - waited_);
   innermost = outer_;
   outer_ != nullptr ? core::tell_part(outer_->name_, outer_->begin_) : core::tell_part("", 0);
   label_.reset();
-  if (outer_ != nullptr) outer_->inner_ += seconds;
   Message message(run_->writer_->ring());
-  message.put(Told::span).put(begin_).put(now).put(seconds - inner_).put_text(name_);
+  message.put(Told::span).put(begin_).put(now).put(began_).put(ended);
+  message.put(run_->writer_->waited() - waited_).put(depth_).put_text(name_);
 }
 
 }  // namespace cairn::observe

@@ -77,6 +77,7 @@ class PartReader {
 
   void read_step(std::uint32_t source, MessageReader& reader) {
     const auto now = reader.take<double>();
+    reader.take<core::TimeMark>();
     const auto step = reader.take<std::int64_t>();
     reader.take<double>();  // what the thread has waited for ranks
     trainers_.insert(source);
@@ -91,7 +92,9 @@ class PartReader {
 
   void read_span(std::uint32_t source, MessageReader& reader) {
     const auto begin = reader.take<double>(), end = reader.take<double>();
-    reader.take<double>();  // without the spans in it
+    reader.take<Marks>();
+    reader.take<double>();  // what it waited for ranks
+    reader.take<std::uint32_t>();
     const std::string name = valid_utf8(reader.take_text());
     add({.name = name, .kind = "span", .row = row_of(source, "")}, begin, end);
   }
@@ -152,7 +155,8 @@ class PartReader {
 }  // namespace
 
 void put_work(Message& message, const core::ObservedWork& work) {
-  message.put(work.kind).put(work.begin).put(work.end).put_text(work.name).put_text(work.stream);
+  message.put(work.begin).put(work.end).put(work.began).put(work.ended);
+  message.put(work.kind).put_text(work.name).put_text(work.stream);
   message.put(static_cast<std::uint32_t>(work.flows.size()));
   for (const std::uint64_t flow : work.flows) message.put(flow);
   message.put(work.sequence).put(work.bytes).put_text(work.group);
@@ -160,9 +164,10 @@ void put_work(Message& message, const core::ObservedWork& work) {
 
 core::ObservedWork take_work(MessageReader& reader) {
   core::ObservedWork work;
-  work.kind = reader.take<core::ObservedWork::Kind>();
   work.begin = reader.take<double>();
   work.end = reader.take<double>();
+  reader.take<Marks>();
+  work.kind = reader.take<core::ObservedWork::Kind>();
   work.name = reader.take_text();
   work.stream = reader.take_text();
   work.flows = take_all<std::uint64_t>(reader);

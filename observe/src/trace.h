@@ -51,6 +51,7 @@ struct RankTrace {
   std::uint64_t lost = 0;          // records
 };
 
+using Marks = std::array<core::TimeMark, 2>;
 void put_work(Message& message, const core::ObservedWork& work);
 core::ObservedWork take_work(MessageReader& reader);
 

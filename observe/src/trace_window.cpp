@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
+#include "cairn/core/stream.h"
 #include "clock.h"
 #include "files.h"
 #include "writer.h"
@@ -96,7 +98,14 @@ void TraceWindow::begin_or_end(std::int64_t step) {
   if (ends) finish();
 }
 
+/// Of a GPU, a window begins and ends where nothing is queued.
+void TraceWindow::wait_for_device() const {
+  if (device_.is_cuda() && !core::capturing()) core::Stream::current(device_).synchronize();
+}
+
 void TraceWindow::begin() {
+  wait_for_device();
+  core::align_device_time(device_);
   const std::uint64_t dropped = writer_.dropped();
   const std::lock_guard lock(mutex_);
   if (state_ != State::asked) return;  // another thread has just begun
@@ -131,6 +140,7 @@ void TraceWindow::finish() {
 // Whatever was told by now is in the part.
 TracePart TraceWindow::end() {
   observation_.reset();
+  wait_for_device();
   const double now = steady_seconds();
   std::unique_lock lock(mutex_);
   state_ = State::draining;
@@ -153,7 +163,7 @@ void TraceWindow::join(ProfiledSteps steps, TracePart own) {
 void TraceWindow::keep(std::uint32_t source, std::string_view message) {
   if (!keeps_.load(std::memory_order_acquire)) return;
   const auto told = static_cast<Told>(message.front());
-  if (told == Told::summary || told == Told::event) return;
+  if (told == Told::summary || told == Told::event || told == Told::wait) return;
   if (messages_.size() + message.size() > kMostBytes / static_cast<std::size_t>(world_.size)) {
     ++left_out_;
     return;

@@ -56,6 +56,7 @@ class TraceWindow final : private core::WorkObserver {
   void take(const core::ProfileRequest& request, std::int64_t last_told);
   void end_request();
   void begin_or_end(std::int64_t step);
+  void wait_for_device() const;
   void begin();
   void finish();
   TracePart end();

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -29,6 +31,7 @@ namespace fs = std::filesystem;
 constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
 constexpr std::size_t kMostLayers = 4096;  // that wait to be written
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
+constexpr double kPatience = 2;  // seconds for a GPU, where what was told is wanted at once
 
 /// The rings that a thread tells in, one a run; each knows when the thread has ended.
 struct OwnRings {
@@ -148,6 +151,50 @@ double memory_limit(const RunOptions& options) {
 
 }  // namespace
 
+namespace {
+
+core::MarkedTime time_of(core::TimeMark mark, std::optional<double> deadline) {
+  for (;;) {
+    const core::MarkedTime time = core::time_of(mark);
+    const bool waits = deadline && time.state == core::MarkedTime::State::ahead;
+    if (!waits || steady_seconds() > *deadline) return time;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+std::size_t count_times(Told told) {
+  switch (told) {
+    case Told::step:
+      return 1;
+    case Told::span:
+    case Told::wait:
+    case Told::work:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+/// Puts the GPU's times in place of the host's, if it has passed their marks. False: it has not; at
+/// the deadline the host's stay.
+bool settle(char* message, std::optional<double> deadline) {
+  std::array<double, 2> seconds;
+  std::array<core::TimeMark, 2> marks;
+  const std::size_t count = count_times(static_cast<Told>(*message++));
+  const std::size_t bytes = count * sizeof(double);
+  std::memcpy(marks.data(), message + bytes, bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const core::MarkedTime time = time_of(marks[i], deadline);
+    if (time.state == core::MarkedTime::State::ahead) return deadline.has_value();
+    if (time.state == core::MarkedTime::State::unknown) return true;
+    seconds[i] = time.seconds;
+  }
+  std::memcpy(message, seconds.data(), bytes);
+  return true;
+}
+
+}  // namespace
+
 NamedValues take_values(MessageReader& reader) {
   NamedValues values(reader.take<std::uint32_t>());
   for (auto& [name, value] : values) {
@@ -233,9 +280,11 @@ Ring& Writer::new_ring() {
   const std::lock_guard lock(rings_mutex_);
   sources_.push_back({.ring = ring,
                       .number = next_source_++,
+                      .unread = {},
                       .parts = {},
+                      .inner = {},
                       .last_step = started_,
-                      .waited = core::waited_for_ranks()});
+                      .waited = waited()});
   return *ring;
 }
 
@@ -249,7 +298,7 @@ void Writer::run() {
       asked = asked_for_advice_;
     }
     try {
-      turn(last);
+      turn(last, asked);
     } catch (const std::exception& error) {
       failures_.add(folder_, error.what(), 1);
     }
@@ -274,11 +323,12 @@ void Writer::answer() {
   answered_.notify_all();
 }
 
-void Writer::turn(bool last) {
+void Writer::turn(bool last, bool asked) {
   const double now = steady_seconds();
   sample_memory(now);
   const bool wanted = trace_.wanted();
-  empty_rings();
+  const bool all = last || asked || wanted;
+  empty_rings(all ? std::optional(now + kPatience) : std::nullopt);
   trace_.turn(wanted, last);
   hand_out_metrics();
   take_layers();
@@ -302,23 +352,30 @@ void Writer::sample_memory(double now) {
   if (!memory_ || stats.current_total >= memory_->current_total) memory_ = stats;
 }
 
-void Writer::empty_rings() {
+/// What a GPU has yet to do keeps what was told of it unread; with a deadline, no longer.
+void Writer::empty_rings(std::optional<double> deadline) {
   const std::lock_guard lock(rings_mutex_);
   for (Source& source : sources_) {
     const bool ended = source.ring->abandoned();  // before it is emptied
-    bytes_.clear();
-    source.ring->take(bytes_);
-    MessageReader reader({bytes_.data(), bytes_.size()});
-    while (!reader.done()) {
-      const std::string_view from = reader.left();
-      decode(source, reader);
-      trace_.keep(source.number, from.substr(0, from.size() - reader.left().size()));
-    }
-    if (!ended) continue;
+    read(source, deadline);
+    if (!ended || !source.unread.empty()) continue;
     dropped_ += source.ring->dropped();
     source.ring = nullptr;
   }
   std::erase_if(sources_, [](const Source& source) { return source.ring == nullptr; });
+}
+
+void Writer::read(Source& source, std::optional<double> deadline) {
+  std::vector<char>& bytes = source.unread;
+  if (deadline || bytes.size() < kRingBytes) source.ring->take(bytes);
+  MessageReader reader({bytes.data(), bytes.size()});
+  while (!reader.done()) {
+    const std::string_view from = reader.left();
+    if (!settle(bytes.data() + (bytes.size() - from.size()), deadline)) break;
+    decode(source, reader);
+    trace_.keep(source.number, from.substr(0, from.size() - reader.left().size()));
+  }
+  bytes.erase(bytes.begin(), bytes.end() - static_cast<std::ptrdiff_t>(reader.left().size()));
 }
 
 void Writer::decode(Source& source, MessageReader& reader) {
@@ -331,6 +388,8 @@ void Writer::decode(Source& source, MessageReader& reader) {
       return take_event(reader);
     case Told::span:
       return take_span(source, reader);
+    case Told::wait:
+      return take_wait(source, reader);
     case Told::work:
       take_work(reader);
       return;
@@ -343,13 +402,15 @@ void Writer::decode(Source& source, MessageReader& reader) {
 
 void Writer::take_step(Source& source, MessageReader& reader) {
   const auto now = reader.take<double>();
+  reader.take<core::TimeMark>();
   const auto step = reader.take<std::int64_t>();
   const auto waited = reader.take<double>();
   StepRecord record{.step = step, .time = unix_of(now), .values = take_values(reader)};
   record.values.emplace_back(kStepSeconds, now - source.last_step);
   source.last_step = now;
-  const double waited_before = std::exchange(source.waited, waited);
-  if (options_.world.size > 1) record.values.emplace_back(kWaitSeconds, waited - waited_before);
+  const double waits =
+      waited - std::exchange(source.waited, waited) + std::exchange(source.stream_waited, 0);
+  if (options_.world.size > 1) record.values.emplace_back(kWaitSeconds, waits);
   for (auto& part : source.parts) record.values.push_back(std::move(part));
   source.parts.clear();
   add_memory(record.values);
@@ -359,10 +420,24 @@ void Writer::take_step(Source& source, MessageReader& reader) {
   events_.add(record);
 }
 
+namespace {
+
+/// How long it took without what is within it; and so long it is within what is around it.
+double own_seconds(std::vector<double>& inner, std::uint32_t depth, double seconds) {
+  if (inner.size() < depth + 2) inner.resize(depth + 2);
+  inner[depth] += seconds;
+  if (depth == 0) inner[0] = 0;
+  return seconds - std::exchange(inner[depth + 1], 0);
+}
+
+}  // namespace
+
 void Writer::take_span(Source& source, MessageReader& reader) {
-  reader.take<double>();  // when it began and ended: traces'
-  reader.take<double>();
-  const auto seconds = reader.take<double>();
+  const auto begin = reader.take<double>(), end = reader.take<double>();
+  reader.take<Marks>();
+  const auto waited = reader.take<double>();
+  const auto depth = reader.take<std::uint32_t>();
+  const double seconds = own_seconds(source.inner, depth, end - begin - waited);
   const std::string part = core::str(kSeconds, valid_utf8(reader.take_text()));
   for (auto& [name, sum] : source.parts) {
     if (name != part) continue;
@@ -370,6 +445,12 @@ void Writer::take_span(Source& source, MessageReader& reader) {
     return;
   }
   if (source.parts.size() < kMostNames) source.parts.emplace_back(part, seconds);
+}
+
+void Writer::take_wait(Source& source, MessageReader& reader) {
+  const auto begin = reader.take<double>(), end = reader.take<double>();
+  reader.take<Marks>();
+  source.stream_waited += own_seconds(source.inner, reader.take<std::uint32_t>(), end - begin);
 }
 
 void Writer::take_summary(MessageReader& reader) {

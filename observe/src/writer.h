@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cairn/core/memory.h"
+#include "cairn/core/status.h"
 #include "cairn/observe/run.h"
 #include "csv_log.h"
 #include "event_log.h"
@@ -28,12 +29,14 @@
 
 namespace cairn::observe {
 
-/// How a message begins; its fields follow.
+/// How a message begins; its fields follow. Times stand first, and then the marks that have a GPU's
+/// in their place once it has passed them.
 enum class Told : std::uint8_t {
-  step,     // seconds, step, values
+  step,     // seconds, mark, step, what the thread has waited for ranks, values
   summary,  // seconds, values
   event,    // seconds, step, kind, text, culprit
-  span,     // begin, end, seconds without the spans in it, name
+  span,     // begin, end, marks, what it waited for ranks, how many spans are around it, name
+  wait,     // 0, 0, marks, how many spans are around it: of a GPU's stream for ranks
   work,     // of the process, while it is profiled: put_work
   memory    // seconds, bytes by category, while it is profiled
 };
@@ -52,7 +55,10 @@ class Writer {
   Ring& ring();
   const std::string& folder() const { return folder_; }
   std::string served_at() const { return server_ ? server_->address() : ""; }
+  Device device() const { return options_.device; }
   TraceWindow& trace() { return trace_; }
+  /// Of the calling thread, for ranks; of a GPU its streams wait.
+  double waited() const { return device().is_cpu() ? core::waited_for_ranks() : 0; }
   std::uint64_t dropped();  // messages that found no room
   void add(std::vector<LayerRecord> layers);
   /// Of all that was told before the call.
@@ -65,18 +71,23 @@ class Writer {
   struct Source {
     std::shared_ptr<Ring> ring;
     std::uint32_t number = 0;
+    std::vector<char> unread;
     NamedValues parts;                 // seconds of spans since its last step
+    std::vector<double> inner;         // seconds in spans and waits that so many spans are around
     double last_step = 0, waited = 0;  // at its last step
+    double stream_waited = 0;          // since
   };
 
   Ring& new_ring();
   void run();
-  void turn(bool last);
+  void turn(bool last, bool asked);
   void answer();
-  void empty_rings();
+  void empty_rings(std::optional<double> deadline);
+  void read(Source& source, std::optional<double> deadline);
   void decode(Source& source, MessageReader& reader);
   void take_step(Source& source, MessageReader& reader);
   void take_span(Source& source, MessageReader& reader);
+  void take_wait(Source& source, MessageReader& reader);
   void take_summary(MessageReader& reader);
   void take_event(MessageReader& reader);
   void tell(const EventRecord& event);
@@ -107,7 +118,6 @@ class Writer {
   std::mutex rings_mutex_;
   std::vector<Source> sources_;
   std::uint32_t next_source_ = 0;
-  std::vector<char> bytes_;    // of a ring, being read
   std::uint64_t dropped_ = 0;  // by threads that have ended
 
   std::mutex mutex_;

@@ -183,7 +183,7 @@ void Optimizer::find_broken(bool checked, kernels::DeviceStep& device) const {
 }
 
 void Optimizer::update_on_device(const StepOptions& options, const kernels::DeviceStep& device) {
-  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
+  core::WorkSpan span(core::ObservedWork::Kind::update, kind(), device_->device);
   show_flows(span);
   const std::vector<Tensor> counts = stepped_counts();
   std::vector<Tensor> temporaries;

@@ -352,7 +352,8 @@ void Optimizer::tell_ranks_of_failure(const std::function<void()>& work) const {
 
 StepResult Optimizer::end_update(const Update& update) {
   if (update.scales.empty()) return leave(kNoGradient, update.options);
-  core::WorkSpan span(core::ObservedWork::Kind::update, kind());
+  core::WorkSpan span(core::ObservedWork::Kind::update, kind(),
+                      parameters_.front().tensor.device());
   show_flows(span);
   tell_ranks_of_failure([&] { apply([&] { run_update(update.scales); }); });
   tell_of_update();

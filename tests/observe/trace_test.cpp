@@ -129,7 +129,7 @@ class OneWindow : public testing::Test {
     const Span outer(run, "forward");
     std::uint64_t flow = 0;
     {
-      const core::WorkSpan operation(Kind::backward, "linear");
+      const core::WorkSpan operation(Kind::backward, "linear", Device{});
       const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
       held_ = Tensor::empty({ms * 1024}, DType::u8);
       pause(ms);
@@ -139,12 +139,12 @@ class OneWindow : public testing::Test {
     const core::Stream stream = core::Stream::create({}, "copies");
     stream.submit([&] {
       pause(ms);
-      core::WorkSpan collective(Kind::collective, "all_reduce");
+      core::WorkSpan collective(Kind::collective, "all_reduce", Device{});
       collective.set_collective(static_cast<std::uint64_t>(ms), 64, "in the group of ranks 1, 3");
       collective.add_flow(flow);
     });
     stream.synchronize();
-    core::WorkSpan update(Kind::update, "FusedSGD");
+    core::WorkSpan update(Kind::update, "FusedSGD", Device{});
     update.add_flow(flow);
     update.add_flow(flow);
     update.add_flow(0);

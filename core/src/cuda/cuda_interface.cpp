@@ -272,10 +272,11 @@ void wait_event(void* stream, void* event) {
   check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent");
 }
 
-void* create_event(int device) {
+void* create_event(int device, bool timed) {
   const DeviceGuard guard({DeviceType::cuda, device});
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
+        "cudaEventCreateWithFlags");
   return event;
 }
 
@@ -301,6 +302,12 @@ bool event_done(void* event) {
 void synchronize_event(void* event) {
   refuse_in_capture("stream", "a wait of the host for an event");
   check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize");
+}
+
+double elapsed_seconds(void* from, void* to) {
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)), "cudaEventElapsedTime");
+  return 1e-3 * static_cast<double>(milliseconds);
 }
 
 void begin_capture(void* stream) {

@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,8 @@ struct Work {
   /// Whether run() may be called; asked, again and again, once all that was queued before is done.
   /// Unset: at once. It may use read() and write() too.
   std::function<bool()> ready = {};
-  double milliseconds = 0.01;  // that it takes, as far as events tell
+  /// That it takes, as far as events tell; none: as long as it runs here.
+  std::optional<double> milliseconds = {};
   /// Of a captured work that has a state: the work of one launch.
   std::function<Work()> again = {};
 };

@@ -122,17 +122,16 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   return cudaSuccess;
 }
 
-// Of one stream's work; what it waits for takes no time.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   const Call call("cudaEventElapsedTime");
   if (const cudaError_t code = enter(call)) return code;
   const Event *const start = find_event(from), *const end = find_event(to);
   const bool timed = start != nullptr && end != nullptr && start->timed && end->timed &&
-                     start->recorded && end->recorded && start->stream == end->stream;
+                     start->recorded && end->recorded && start->device == end->device;
   if (!timed) return answer(cudaErrorInvalidResourceHandle);
   if (start->capture || end->capture) return answer(cudaErrorCapturedEvent);
   if (!machine().done(*start) || !machine().done(*end)) return answer(cudaErrorNotReady);
-  *milliseconds = static_cast<float>(end->milliseconds - start->milliseconds);
+  *milliseconds = static_cast<float>(machine().milliseconds(*start, *end));
   return cudaSuccess;
 }
 

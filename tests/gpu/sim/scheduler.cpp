@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <thread>
 #include <utility>
@@ -126,7 +127,8 @@ void Machine::queue(Stream& stream, Work work) {
   if (stream.capture) return stream.capture->add(stream.branch, std::move(work));
   start_background();
   stream.clock.learn(host_);
-  stream.milliseconds += work.milliseconds;
+  stream.milliseconds += work.milliseconds.value_or(0);
+  stream.untold += work.milliseconds ? 0 : 1;
   const Point point{stream.id, stream.queued + 1};
   Queued queued{std::move(work), point, stream.clock, {}, Time::now()};
   follow_blocking(stream, queued);
@@ -148,6 +150,20 @@ void Machine::record(Event& event, Stream& stream) {
   event.point = {stream.id, stream.queued};
   event.clock = stream.clock;
   event.milliseconds = stream.milliseconds;
+  event.untold = stream.untold;
+  event.since = Time::now();
+  if (event.timed && stream.done < stream.queued) stream.ended[stream.queued];
+}
+
+double Machine::milliseconds(const Event& from, const Event& to) {
+  const bool told =
+      from.stream == to.stream && from.untold == to.untold && from.point.number < to.point.number;
+  if (told) return to.milliseconds - from.milliseconds;
+  const auto reached = [](const Event& event) {
+    const auto ended = event.stream->ended.find(event.point.number);
+    return ended == event.stream->ended.end() ? event.since : std::max(event.since, ended->second);
+  };
+  return std::chrono::duration<double, std::milli>(reached(to) - reached(from)).count();
 }
 
 // An empty work of the waiting stream that runs after the event's.
@@ -155,6 +171,7 @@ void Machine::wait(Stream& stream, const Event& event) {
   if (!event.recorded) return;
   stream.clock.learn(host_);
   stream.clock.learn(event.clock);
+  ++stream.untold;
   const Point point{stream.id, ++stream.queued};
   stream.queue.push_back({{"wait", [] {}}, point, stream.clock, {event.point}, Time::now()});
   stream.clock.learn(point);
@@ -199,6 +216,8 @@ void Machine::run_first(Stream& stream) {
   if (lost == 0) run(first.work);
   memory.end();
   stream.done = first.point.number;
+  const auto asked = stream.ended.find(stream.done);
+  if (asked != stream.ended.end()) asked->second = Time::now();
 }
 
 /// One work among those needed (by stream id, up to which number) that can run.

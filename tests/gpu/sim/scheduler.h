@@ -39,9 +39,11 @@ struct Stream {
   std::deque<Queued> queue;
   std::uint32_t queued = 0, done = 0;  // numbers of the last work
   Clock clock;                         // after the last queued
-  double milliseconds = 0;             // of all its work
-  std::shared_ptr<Capture> capture;    // under way
-  std::size_t branch = 0;              // of the capture's graph
+  double milliseconds = 0;             // of the work that says how long it takes
+  std::uint32_t untold = 0;            // work that does not say
+  std::map<std::uint32_t, std::chrono::steady_clock::time_point> ended;  // where an event asks
+  std::shared_ptr<Capture> capture;                                      // under way
+  std::size_t branch = 0;                                                // of the capture's graph
 };
 
 /// A point in a stream; or, where that was captured, in a graph.
@@ -52,6 +54,8 @@ struct Event {
   Point point;
   Clock clock;
   double milliseconds = 0;  // of its stream until then
+  std::uint32_t untold = 0;
+  std::chrono::steady_clock::time_point since;  // it was recorded
   std::shared_ptr<Capture> capture;
   std::size_t node = 0;
 };
@@ -94,6 +98,9 @@ class Machine {
   void record(Event& event, Stream& stream);
   void wait(Stream& stream, const Event& event);
   bool done(const Event& event);
+  /// From one to the other, which are done. Where all work between them says how long it takes,
+  /// it takes so long: choices by time are the same in each run.
+  double milliseconds(const Event& from, const Event& to);
   bool idle(Stream& stream);
 
   // The host waits, and knows then of what was done. Runs what must be done before, and no more.

@@ -80,7 +80,7 @@ inline void check_workspace(const char* contract, const Call& call, const void* 
 
 /// Queues a library's kernel: like Cairn's own it must not compute with what nobody wrote.
 inline void enqueue_kernel(const Call& call, Stream& stream, std::function<void()> run,
-                           double milliseconds = 0.01) {
+                           std::optional<double> milliseconds = {}) {
   count_kernel();
   enqueue(stream, {call.name(),
                    [run = std::move(run)] {

@@ -13,6 +13,10 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
+
+#include "cairn/core/device_time.h"
+#include "cairn/core/stream.h"
 
 namespace cairn::core {
 
@@ -54,6 +58,16 @@ void answer_profile_request(std::uint64_t number, bool refused, std::string_view
 /// Seconds that the calling thread has waited for other ranks (WaitMark) since it began.
 double waited_for_ranks();
 
+/// From now on a WaitMark of this thread under which the GPU's stream is the current one says, too,
+/// when that stream came to the wait and when it went on: the host alone does not know, as it
+/// queues the wait and goes on itself.
+void time_waits(const Stream& stream);
+struct StreamWait {
+  TimeMark began, ended;
+};
+/// Those that ended in this thread since the last call, the last 256.
+std::vector<StreamWait> take_stream_waits();
+
 /// From here to the end of its life this thread waits for other ranks, or for what they send.
 /// Within another, the inner one is shown, and adds nothing. The text must live as long.
 class [[nodiscard]] WaitMark {
@@ -68,6 +82,7 @@ class [[nodiscard]] WaitMark {
   std::string_view text_;
   double since_ = 0;
   WaitMark* outer_ = nullptr;
+  TimeMark began_;
 };
 
 }  // namespace cairn::core

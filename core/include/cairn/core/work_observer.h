@@ -9,9 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "cairn/core/device.h"
+#include "cairn/core/device_time.h"
+
 namespace cairn::core {
 
-/// One piece of work. Seconds are std::chrono::steady_clock's; on a GPU's stream those of queueing.
+/// One piece of work. Seconds are std::chrono::steady_clock's, by the host; of work on a GPU those
+/// of queueing, and the marks say when the GPU began and ended.
 struct ObservedWork {
   enum class Kind : std::uint8_t { forward, backward, recompute, update, stream, collective };
   Kind kind = Kind::stream;
@@ -19,6 +23,7 @@ struct ObservedWork {
   std::string stream;  // in whose thread or for which it ran; empty: outside of created streams
   std::thread::id thread;
   double begin = 0, end = 0;
+  TimeMark began, ended;
   std::vector<std::uint64_t> flows;  // that begin in it, pass through it or end in it
 
   // Of collectives alone.
@@ -50,10 +55,11 @@ class [[nodiscard]] WorkObservation {
   WorkObserver& observer_;
 };
 
-/// From here to the end of its life is a piece of work. Names live as long.
+/// From here to the end of its life is a piece of work, on the current stream of the device. Names
+/// live as long.
 class [[nodiscard]] WorkSpan {
  public:
-  WorkSpan(ObservedWork::Kind kind, std::string_view name);
+  WorkSpan(ObservedWork::Kind kind, std::string_view name, Device device);
   ~WorkSpan();
   WorkSpan(const WorkSpan&) = delete;
   WorkSpan& operator=(const WorkSpan&) = delete;
@@ -68,7 +74,9 @@ class [[nodiscard]] WorkSpan {
   friend class WorkFlowGuard;
   ObservedWork::Kind kind_;
   std::string_view name_, group_;
+  Device device_;
   std::optional<double> begin_;  // none: nobody observed when it began
+  TimeMark began_;
   std::vector<std::uint64_t> flows_;
   std::uint64_t sequence_ = 0;
   std::int64_t bytes_ = 0;

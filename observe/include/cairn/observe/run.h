@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "cairn/core/device.h"
+#include "cairn/core/device_time.h"
 #include "cairn/core/memory_trace.h"
 #include "cairn/core/tensor.h"
 #include "cairn/core/world.h"
@@ -85,7 +86,7 @@ struct RunOptions {
   /// The step that the run goes on from. What the folder holds up to it is kept, what came later
   /// goes. 0: a run that stands in the folder is overwritten.
   std::int64_t first_step = 0;
-  Device device = core::default_device();  // whose memory is told
+  Device device = core::default_device();  // whose memory is told, and whose time if it is a GPU
   /// Run::profile, of those after first_step.
   std::optional<ProfiledSteps> profile = {};
   /// Run::histograms counts in each step that is a multiple of it. 0: in none.
@@ -175,6 +176,7 @@ class Run {
  private:
   friend class Span;
   friend std::vector<std::string> advice(Run& run);
+  void tell_stream_waits(std::uint32_t depth);
   std::unique_ptr<Writer> writer_;
   std::int64_t histogram_every_;
   std::atomic<std::int64_t> last_step_;
@@ -186,7 +188,9 @@ class Run {
 std::vector<std::string> advice(Run& run);
 
 /// A part of a step: from here to the end of the scope. Spans of one name in a step are added up;
-/// of spans within others each has its own time alone.
+/// of spans within others each has its own time alone. Of a run on a GPU it is the GPU's time: from
+/// when the thread's current stream has done what was queued before the span to when it has done
+/// what the span queued.
 ///
 ///   observe::Span part(run, "forward");
 ///   const Tensor loss = nn::cross_entropy(model(images), labels);
@@ -206,11 +210,15 @@ class [[nodiscard]] Span {
   void next(std::string_view name);
 
  private:
+  friend class Run;
+  static std::uint32_t depth_in(const Run* run);  // of a span that would begin here
   void begin(std::string_view name);
   void end();
   Run* run_;
   std::string_view name_;
-  double begin_ = 0, inner_ = 0, waited_ = 0;
+  double begin_ = 0, waited_ = 0;
+  core::TimeMark began_;
+  std::uint32_t depth_ = 0;  // so many spans of the run are around it
   Span* outer_ = nullptr;
   std::optional<core::MemoryLabel> label_;
 };

@@ -359,13 +359,14 @@ void ProcessGroup::Impl::begin_collective(const Ticket& ticket, milliseconds tim
 }
 
 template <class Calls>
-void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Calls&& calls) {
+void ProcessGroup::Impl::execute(const Ticket& ticket, Device device, milliseconds timeout,
+                                 Calls&& calls) {
   std::array<char, core::StatusPage::kText> status;
   const std::size_t status_size = core::tells_status() ? ticket.what.write(status) : 0;
   const core::WaitMark mark({status.data(), status_size}, core::WaitMark::Kind::collective);
   const Turn turn(*this, ticket);
   const std::string observed = core::WorkObservation::any() ? text_of(ticket) : std::string();
-  core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
+  core::WorkSpan span(core::ObservedWork::Kind::collective, observed, device);
   show(ticket, span);
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
@@ -425,7 +426,7 @@ void ProcessGroup::Impl::refuse_in_capture(const char* kind, const Description& 
 
 void ProcessGroup::Impl::note_replay(const char* operation, const Description& what) {
   const Ticket ticket = take_ticket(operation, what);
-  execute(ticket, options().timeout, [&] {
+  execute(ticket, Device{}, options().timeout, [&] {
     history_->mark_untagged();
     cuda_->begin(id_of(ticket));
   });
@@ -463,7 +464,7 @@ void ProcessGroup::Impl::agree(const Ticket& ticket) {
 }
 
 void ProcessGroup::Impl::perform(const Ticket& ticket, Device device, const QueuedCalls& work) {
-  execute(ticket, options().timeout, [&] {
+  execute(ticket, device, options().timeout, [&] {
     if (ticket.pair) return meet(ticket);
     if (device.is_cuda()) {
       history_->mark_untagged();
@@ -519,7 +520,7 @@ void ProcessGroup::Impl::run_now(const char* operation, const Description& what,
   if (!history_) return;
   refuse_in_capture("an exchange between ranks by the host", what);
   const Ticket ticket = take_ticket(operation, what);
-  execute(ticket, timeout, [&] { work(begin(ticket, Device{})); });
+  execute(ticket, Device{}, timeout, [&] { work(begin(ticket, Device{})); });
 }
 
 std::vector<std::string> ProcessGroup::Impl::exchange(const char* operation,

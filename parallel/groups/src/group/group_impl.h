@@ -156,7 +156,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void refuse_in_capture(const char* kind, const Description& what) const;
   void note_replay(const char* operation, const Description& what);
   template <class Calls>
-  void execute(const Ticket& ticket, std::chrono::milliseconds timeout, Calls&& calls);
+  void execute(const Ticket& ticket, Device device, std::chrono::milliseconds timeout,
+               Calls&& calls);
   Collectives& begin(const Ticket& ticket, Device device);
   void meet(const Ticket& ticket);
   void agree_with_peer(const Pair& pair);
