@@ -273,6 +273,8 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   }
   const auto whole = gan.whole_generator();
   if (world.rank != 0) return 0;
+  if (run != nullptr)
+    run->image("samples", autograd::affine(gan.samples(dcgan::kSamples), 0.5, 0.5));
   if (!flags.picture.empty()) {
     dcgan::save_picture(flags.picture, gan.samples(dcgan::kSamples), *images.train);
     std::printf("wrote %s\n", flags.picture.c_str());

@@ -1,8 +1,10 @@
 #include "event_log.h"
 
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <protozero/pbf_writer.hpp>
 #include <system_error>
 
@@ -27,15 +29,24 @@ namespace summary {
 enum { value = 1 };
 }
 namespace value {
-enum { tag = 1, simple_value = 2, histogram = 5, tensor = 8, metadata = 9 };
+enum { tag = 1, simple_value = 2, image = 4, histogram = 5, tensor = 8, metadata = 9 };
 }
 namespace histogram {
 enum { low = 1, high = 2, count = 3, sum = 4, sum_of_squares = 5, limits = 6, counts = 7 };
 }
+namespace image {
+enum { height = 1, width = 2, channels = 3, encoded = 4 };
+}
 namespace metadata {
 enum { plugin_data = 1 };
-enum { plugin_name = 1 };  // of plugin_data
+enum { plugin_name = 1, content = 2 };  // of plugin_data
 }  // namespace metadata
+namespace hyperparameters {  // tensorboard/plugins/hparams/plugin_data.proto
+enum { session_start = 3 };
+enum { values = 1, start_time = 5 };  // of session_start
+enum { key = 1, value = 2 };          // of values
+enum { number = 2, text = 3 };        // of value: google.protobuf.Value
+}  // namespace hyperparameters
 namespace tensor {
 enum { dtype = 1, shape = 2, string_value = 8 };
 enum { string_type = 7 };          // of dtype
@@ -103,6 +114,13 @@ void add_histogram(pbf_writer& summary_message, const std::string& tag, const Hi
   written.add_double(histogram::sum_of_squares, found.squares);
   written.add_packed_double(histogram::limits, limits.begin(), limits.end());
   written.add_packed_double(histogram::counts, counts.begin(), counts.end());
+}
+
+std::optional<double> as_number(const std::string& text) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [read, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && read == end ? std::optional(number) : std::nullopt;
 }
 
 constexpr const char* kPrefix = "events.out.tfevents.";
@@ -202,6 +220,51 @@ void EventLog::add(const EventRecord& event) {
   std::string text = event.text;
   if (!event.culprit.empty()) text += "\n\n" + event.culprit;  // it reads Markdown
   add_text(event.time, event.step, core::str("events/", name(event.kind)), text);
+}
+
+void EventLog::add(const ImageRecord& image) {
+  std::string data;
+  {
+    pbf_writer summary_message(data);
+    pbf_writer message(summary_message, summary::value);
+    message.add_string(value::tag, image.name);
+    pbf_writer picture(message, value::image);
+    picture.add_int32(image::height, image.height);
+    picture.add_int32(image::width, image.width);
+    picture.add_int32(image::channels, image.channels);
+    picture.add_bytes(image::encoded, image.png);
+  }
+  add_event(image.time, image.step, data);
+}
+
+void EventLog::add_hyperparameters(double time,
+                                   const std::vector<std::pair<std::string, std::string>>& values) {
+  std::string content;
+  {
+    pbf_writer plugin(content);
+    pbf_writer session(plugin, hyperparameters::session_start);
+    for (const auto& [key, text] : values) {
+      pbf_writer entry(session, hyperparameters::values);
+      entry.add_string(hyperparameters::key, key);
+      pbf_writer written(entry, hyperparameters::value);
+      if (const std::optional<double> number = as_number(text))
+        written.add_double(hyperparameters::number, *number);
+      else
+        written.add_string(hyperparameters::text, text);
+    }
+    session.add_double(hyperparameters::start_time, time);
+  }
+  std::string data;
+  {
+    pbf_writer summary_message(data);
+    pbf_writer message(summary_message, summary::value);
+    message.add_string(value::tag, "_hparams_/session_start_info");
+    pbf_writer metadata_message(message, value::metadata);
+    pbf_writer plugin(metadata_message, metadata::plugin_data);
+    plugin.add_string(metadata::plugin_name, "hparams");
+    plugin.add_bytes(metadata::content, content);
+  }
+  add_event(time, 0, data);
 }
 
 void EventLog::add_text(double time, std::int64_t step, const std::string& tag,

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "files.h"
 #include "histogram.h"
+#include "image.h"
 #include "records.h"
 
 namespace cairn::observe {
@@ -28,6 +31,10 @@ class EventLog {
   void add(const LayerRecord& record);
   /// As text, tag "events/KIND".
   void add(const EventRecord& event);
+  void add(const ImageRecord& image);
+  /// What the plugin of that name compares runs by; what reads as a number is one.
+  void add_hyperparameters(double time,
+                           const std::vector<std::pair<std::string, std::string>>& values);
   /// Text of the whole run.
   void add_text(double time, std::int64_t step, const std::string& tag, const std::string& text);
   void flush() { file_.flush(); }

@@ -105,6 +105,16 @@ void History::add(const EventRecord& event) {
   events_.push_back(event);
 }
 
+void History::add(ImageRecord record) {
+  const auto same = std::find_if(images_.begin(), images_.end(), [&](const ImageRecord& image) {
+    return image.name == record.name;
+  });
+  if (same != images_.end())
+    *same = std::move(record);
+  else if (images_.size() < kMostImages)
+    images_.push_back(std::move(record));
+}
+
 void History::add_summary(const NamedValues& values) {
   for (const auto& value : values) {
     std::erase_if(summary_, [&](const auto& old) { return old.first == value.first; });

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "histogram.h"
+#include "image.h"
 #include "records.h"
 
 namespace cairn::observe {
@@ -45,6 +46,7 @@ class History {
   void add(const StepRecord& record);
   void add(const EventRecord& event);
   void add(const LayerRecord& record);
+  void add(ImageRecord record);
   void add_summary(const NamedValues& values);  // in place of earlier ones of these names
 
   const std::vector<Curve>& curves() const { return curves_; }
@@ -57,12 +59,13 @@ class History {
   double last_checkpoint() const { return last_checkpoint_; }  // time; 0: none
   /// The step with the most memory in all.
   const StepRecord& most_memory() const { return most_memory_; }
-  const std::vector<Layer>& layers() const { return layers_; }  // the first kMostNames
+  const std::vector<Layer>& layers() const { return layers_; }        // the first kMostNames
+  const std::vector<ImageRecord>& images() const { return images_; }  // the last of each name
   const NamedValues& summary() const { return summary_; }
   bool too_many_names() const { return too_many_names_; }
 
  private:
-  static constexpr std::size_t kMostEvents = 500, kMostBuckets = kMostPoints / 2;
+  static constexpr std::size_t kMostEvents = 500, kMostBuckets = kMostPoints / 2, kMostImages = 16;
   Curve* curve(const std::string& name);
   void widen();
   void note_memory(const StepRecord& record);
@@ -74,6 +77,7 @@ class History {
   double last_checkpoint_ = 0, most_bytes_ = 0;
   StepRecord most_memory_;
   std::vector<Layer> layers_;
+  std::vector<ImageRecord> images_;
   NamedValues summary_;
   bool too_many_names_ = false;
 };

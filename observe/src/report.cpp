@@ -63,6 +63,14 @@ json layer_json(const Layer& layer) {
           {"least_step", layer.least_step}};
 }
 
+json image_json(const ImageRecord& image) {
+  return {{"name", image.name},
+          {"step", image.step},
+          {"height", image.height},
+          {"width", image.width},
+          {"png", base64(image.png)}};
+}
+
 json head_json(const History& history, const RunFacts& facts) {
   json events = json::array(), about = json::array(), counts = json::object();
   json side_by_side = json::array();
@@ -70,6 +78,8 @@ json head_json(const History& history, const RunFacts& facts) {
   const RankState* slow = slowest(facts.side_by_side);
   json layers = json::array();
   for (const Layer& layer : history.layers()) layers.push_back(layer_json(layer));
+  json images = json::array();
+  for (const ImageRecord& image : history.images()) images.push_back(image_json(image));
   for (const EventRecord& event : history.events()) events.push_back(event_json(event));
   for (const auto& [what, text] : facts.about) about.push_back({what, text});
   for (int i = 0; i < kEventKinds; ++i) {
@@ -91,6 +101,7 @@ json head_json(const History& history, const RunFacts& facts) {
           {"counts", counts},
           {"about", about},
           {"layers", layers},
+          {"images", images},
           {"side_by_side", side_by_side},
           {"slowest", slow == nullptr ? -1 : slow->rank},
           {"advice", advice(history, facts)},

@@ -30,6 +30,7 @@ header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr));
   gap: 14px; grid-auto-flow: dense; }
 .card { padding: 12px 14px; min-width: 0; } .wide { grid-column: 1 / -1; }
+.picture { display: block; max-width: 100%; image-rendering: pixelated; }
 .scroll { overflow-x: auto; max-height: 420px; }
 svg { display: block; width: 100%; overflow: visible; touch-action: pan-y; }
 svg text { font-size: 11px; fill: var(--soft); font-variant-numeric: tabular-nums; }
@@ -350,6 +351,12 @@ if (memory.length) {
       `<td class="n">${percent(most.get(n) / all)}</td></tr>`).join("") + `</table>`);
 }
 
+for (const image of run.images) {  // small ones in pixels that can be seen
+  const zoom = Math.max(1, Math.min(4, Math.floor(480 / image.width)));
+  card(`${image.name}, at step ${whole(image.step)}`).insertAdjacentHTML("beforeend",
+    `<img class="picture" alt="${safe(image.name)}" style="width:${zoom * image.width}px" ` +
+    `src="data:image/png;base64,${image.png}">`);
+}
 if (run.layers.length) layers();
 function rows(box, head, lines) {
   box.classList.add("scroll");

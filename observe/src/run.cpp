@@ -13,6 +13,7 @@
 #include "cairn/core/stream.h"
 #include "clock.h"
 #include "histogram.h"
+#include "image.h"
 #include "ring.h"
 #include "writer.h"
 
@@ -124,6 +125,14 @@ void Run::histograms(std::span<const NamedTensor> parameters) {
   for (const NamedTensor& parameter : parameters)
     layers.push_back(layer_record(parameter, step, unix_seconds()));
   if (!layers.empty()) writer_->add(std::move(layers));
+}
+
+void Run::image(std::string_view name, const Tensor& pixels) {
+  CAIRN_CHECK(!name.empty(), "observe", "expected a name of a picture, got ''");
+  ImageRecord record = image_record(name, pixels);
+  record.step = last_step();
+  record.time = unix_seconds();
+  writer_->add(std::move(record));
 }
 
 void Run::summary(std::span<const Value> values) {

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
-constexpr std::size_t kMostLayers = 4096;  // that wait to be written
+constexpr std::size_t kMostLayers = 4096, kMostImages = 64;  // that wait to be written
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
 constexpr double kPatience = 2;  // seconds for a GPU, where what was told is wanted at once
 
@@ -122,7 +122,6 @@ double restart_count() {
 
 void add_machine(RunOptions& options) {
   auto& about = options.about;
-  for (auto& [what, text] : about) what = valid_utf8(what), text = valid_utf8(text);
   about.emplace_back("command", command());
   about.emplace_back("host", host_name());
   about.emplace_back("processor", core::str(value_in("/proc/cpuinfo", "model name"), ", ",
@@ -221,6 +220,8 @@ Writer::Writer(const std::string& folder, RunOptions options)
       csv_(failures_, folder_ + "/metrics.csv", options_.log_bytes),
       events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes),
       recorder_(options_.device, options_.memory_events, folder_) {
+  for (auto& [what, text] : options_.about) what = valid_utf8(what), text = valid_utf8(text);
+  events_.add_hyperparameters(unix_of(started_), options_.about);
   add_machine(options_);
   const JsonLog::Newest before = json_.open(
       options_.first_step,
@@ -332,6 +333,7 @@ void Writer::turn(bool last, bool asked) {
   trace_.turn(wanted, last);
   hand_out_metrics();
   take_layers();
+  take_images();
   json_.flush();
   csv_.flush();
   events_.flush();
@@ -561,6 +563,25 @@ void Writer::take_layers() {
     layer.name = valid_utf8(layer.name);
     events_.add(layer);
     history_.add(layer);
+  }
+}
+
+void Writer::add(ImageRecord image) {
+  const std::lock_guard lock(mutex_);
+  if (images_.size() >= kMostImages) images_.clear();  // the writer is stuck in a disk
+  images_.push_back(std::move(image));
+}
+
+void Writer::take_images() {
+  std::vector<ImageRecord> images;
+  {
+    const std::lock_guard lock(mutex_);
+    images.swap(images_);
+  }
+  for (ImageRecord& image : images) {
+    image.name = valid_utf8(image.name);
+    events_.add(image);
+    history_.add(std::move(image));
   }
 }
 

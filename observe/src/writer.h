@@ -19,6 +19,7 @@
 #include "files.h"
 #include "histogram.h"
 #include "history.h"
+#include "image.h"
 #include "json_log.h"
 #include "memory_recorder.h"
 #include "metrics_server.h"
@@ -61,6 +62,7 @@ class Writer {
   double waited() const { return device().is_cpu() ? core::waited_for_ranks() : 0; }
   std::uint64_t dropped();  // messages that found no room
   void add(std::vector<LayerRecord> layers);
+  void add(ImageRecord image);
   /// Of all that was told before the call.
   std::vector<std::string> advice();
   /// Writes what is left; nothing is told any more.
@@ -98,6 +100,7 @@ class Writer {
   std::string metrics_now();
   void hand_out_metrics();
   void take_layers();
+  void take_images();
   void renew(bool running);
   double unix_of(double steady) const { return steady + unix_offset_; }
 
@@ -124,6 +127,7 @@ class Writer {
   std::condition_variable wake_, answered_;
   bool ending_ = false;
   std::vector<LayerRecord> layers_;  // not yet written
+  std::vector<ImageRecord> images_;  // the same
   bool asked_for_advice_ = false;
   std::vector<std::string> advice_;
   bool asked_for_metrics_ = false;  // by the server's thread

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -53,6 +54,9 @@ TEST_P(DcganLevels, BothNetworksLearn) {
   EXPECT_GT(d_real, d_fake + 0.2);
   EXPECT_GT(d_fake, 0.05);  // the generator is not beaten either
   EXPECT_GT(std::filesystem::file_size(folder / "samples.svg"), 5000u);
+  std::ostringstream page;
+  page << std::ifstream(folder / "run/report.html").rdbuf();
+  EXPECT_THAT(page.str(), testing::HasSubstr("\"height\":224,\"name\":\"samples\""));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DcganLevels,

@@ -53,6 +53,38 @@ TEST(OwnersReaders, TensorBoardHasEveryValue) {
   EXPECT_THAT(read["texts"]["about"][0][1].get<std::string>(), HasSubstr("opt level: O2"));
 }
 
+TEST(OwnersReaders, TensorBoardHasHyperparameters) {
+  if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";
+  const test::TemporaryFolder folder;
+  { const observe::Run run(folder.string(), {.about = {{"level", "O2"}, {"lr", "1e-3"}}}); }
+  EXPECT_EQ(read_by_owners(folder.string())["tensorboard"]["hyperparameters"],
+            (json{{"level", "O2"}, {"lr", 1e-3}}));
+}
+
+/// As TensorBoard, which decodes with Pillow, has the pixels.
+TEST(OwnersReaders, TensorBoardHasPictures) {
+  if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";
+  const test::TemporaryFolder folder;
+  const std::vector<double> grey{0, 0.5, 1, -1, 2, std::nan("")};
+  {
+    observe::Run run(folder.string());
+    run.step({{"loss", 1}});
+    run.image("grey", Tensor::from(grey, {2, 3}, DType::f16));
+    run.step({{"loss", 1}});
+    run.image("colours", Tensor::from<double>({1, 2, 3, 4, 5, 6}, {3, 1, 2}, DType::u8));
+    run.image("three", Tensor::from<double>({7, 8, 9}, {3, 1, 1, 1}, DType::u8));
+  }
+  const json read = read_by_owners(folder.string())["tensorboard"]["images"];
+  const auto repeated = [](const std::vector<int>& levels) {
+    std::vector<int> rgb;
+    for (const int level : levels) rgb.insert(rgb.end(), 3, level);
+    return rgb;
+  };
+  EXPECT_EQ(read["grey"][0], (json{1, repeated({0, 128, 255, 0, 255, 0}), 2, 3}));
+  EXPECT_EQ(read["colours"][0], (json{2, {1, 3, 5, 2, 4, 6}, 1, 2}));
+  EXPECT_EQ(read["three"][0], (json{2, repeated({7, 8, 9, 0}), 2, 2}));  // two in a row
+}
+
 // Of the steps after the checkpoint those of the second process alone.
 TEST(OwnersReaders, TensorBoardForgetsWhatCameAfterACheckpoint) {
   if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";

@@ -9,7 +9,9 @@
 #include "cairn/core/status.h"
 #include "cairn/observe/comparison.h"
 #include "cairn/observe/run.h"
+#include "image.h"
 #include "observe/run_files.h"
+#include "support/expect_error.h"
 #include "tools/shell.h"
 
 namespace cairn::observe {
@@ -35,6 +37,7 @@ const char* const kProbe = R"html(<pre id="probe"></pre><script>
     width: innerWidth, wide: document.documentElement.scrollWidth,
     curves: [...document.querySelectorAll(".curve")].map(p => [p.dataset.name, points(p),
       p.closest("section").querySelector("h2").textContent]),
+    pictures: [...document.images].map(i => [i.alt, i.getAttribute("src"), i.width]),
     marks: [...document.querySelectorAll("[data-mark]")].map(m => m.dataset.mark),
     headings: [...document.querySelectorAll("h2")].map(h => h.textContent),
     text: document.body.innerText});
@@ -142,6 +145,67 @@ TEST(Page, ABrowserDrawsEveryCurve) {
        {"Rank 1 is the slowest", "fc.weight", "ended after", "went on from step 20",
         "5 steps are done anew", "opt level", "ranks: rank 1 (", "last save"})
     EXPECT_THAT(page["text"].get<std::string>(), HasSubstr(shown));
+}
+
+/// The last of each name; small ones enlarged.
+TEST(Page, ABrowserShowsPictures) {
+  if (!browser_is_here()) GTEST_SKIP() << "no chromium-headless-shell";
+  const test::TemporaryFolder folder;
+  {
+    observe::Run run(folder.string());
+    for (int step = 1; step <= 3; ++step) {
+      run.step({{"loss", 1}});
+      run.image("samples <b>", Tensor::full({2, 3, 8, 8}, 0.25 * step, DType::f32));
+    }
+    run.image("wide", Tensor::zeros({2, 1000}, DType::u8));
+    for (int i = 0; i < 20; ++i)
+      run.image(core::str("other ", i), Tensor::zeros({1, 1}, DType::u8));
+  }
+  const json page = seen_everywhere(folder / "report.html");
+  ASSERT_EQ(page["pictures"].size(), 16u);
+  const json picture = page["pictures"][0];
+  EXPECT_EQ(picture[0], "samples <b>");
+  EXPECT_EQ(picture[1], "data:image/png;base64," +
+                            base64(image_record("", Tensor::full({2, 3, 8, 8}, 0.75)).png));
+  EXPECT_EQ(picture[2], 64);  // 16 pixels, each four times as wide
+  EXPECT_THAT(page["text"].get<std::string>(), HasSubstr("samples <b>, at step 3"));
+}
+
+TEST(Pictures, AreRefusedWhereNothingCanBeSeen) {
+  const test::TemporaryFolder folder;
+  observe::Run run(folder.string());
+  using core::InvalidArgument;
+  test::expect_error<InvalidArgument>(
+      [&] {
+        run.image("", Tensor::zeros({2, 2}, DType::u8));
+      },
+      {"a name of a picture"});
+  for (const core::Shape& shape : std::vector<core::Shape>{{4}, {2, 4, 4}, {0, 4}, {1, 1, 1, 4, 4}})
+    test::expect_error<InvalidArgument>([&] { run.image("a", Tensor::zeros(shape, DType::f32)); },
+                                        {"expected pictures [H, W], [C, H, W] or [N, C, H, W]"});
+  test::expect_error<InvalidArgument>(
+      [&] {
+        run.image("a", Tensor::zeros({2, 2}, DType::i64));
+      },
+      {"u8 or floating, got i64"});
+  test::expect_error<InvalidArgument>(
+      [&] {
+        run.image("a", Tensor::zeros({2, 2049}, DType::u8));
+      },
+      {"at most 2048 x 2048", "2 x 2049"});
+}
+
+/// RFC 4648, 10.
+TEST(Base64, IsTheStandards) {
+  const std::vector<std::pair<std::string, std::string>> vectors{{"", ""},
+                                                                 {"f", "Zg=="},
+                                                                 {"fo", "Zm8="},
+                                                                 {"foo", "Zm9v"},
+                                                                 {"foob", "Zm9vYg=="},
+                                                                 {"fooba", "Zm9vYmE="},
+                                                                 {"foobar", "Zm9vYmFy"},
+                                                                 {"\xff\xfe\xfd", "//79"}};
+  for (const auto& [bytes, text] : vectors) EXPECT_EQ(base64(bytes), text);
 }
 
 TEST(Page, ABrowserDrawsRunsOverOneAnother) {

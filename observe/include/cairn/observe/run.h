@@ -91,7 +91,8 @@ struct RunOptions {
   std::optional<ProfiledSteps> profile = {};
   /// Run::histograms counts in each step that is a multiple of it. 0: in none.
   std::int64_t histogram_every = 0;
-  /// Lines of the page's table: {"opt level", "O2"}. The run adds command, machine and versions.
+  /// Lines of the page's table, and TensorBoard's hyperparameters: {"opt level", "O2"}. The run
+  /// adds command, machine and versions to the former.
   std::vector<std::pair<std::string, std::string>> about;
   /// report.html and metrics.prom are written anew at most so often, and so seldom that this takes
   /// less than 1/500 of the time.
@@ -167,6 +168,13 @@ class Run {
   /// Gradients are unscaled. Where ranks reduce them, all ranks call: it waits for that; where they
   /// divide gradients or weights (ZeRO), each tells its part.
   void histograms(std::span<const NamedTensor> parameters);
+
+  /// Pictures at the last step that was told: [H, W], [C, H, W] or [N, C, H, W] (beside each other),
+  /// of one channel or three, u8, or floating from 0 (black) to 1, beyond which they are cut.
+  /// TensorBoard has all, the page the last of each of the first 16 names. Copied to the host and
+  /// encoded here. Throws InvalidArgument for other shapes and dtypes, and more than 2,048 pixels in
+  /// a row or a column of all.
+  void image(std::string_view name, const Tensor& pixels);
 
   /// Where the files are.
   const std::string& folder() const;
