@@ -316,7 +316,10 @@ TEST(Run, AnOpenPageIsRenewedWhileTheRunGoesOn) {
 TEST(Run, ThePageAsksForNothingElse) {
   const test::TemporaryFolder folder;
   { observe::Run run(folder.string()); }
-  const std::string page = test::text_of(folder / "report.html");
+  std::string page = test::text_of(folder / "report.html");
+  const std::string own = "src=\"data:image/png;base64,";  // a picture that lies in the page
+  ASSERT_THAT(page, HasSubstr(own));
+  page.replace(page.find(own), own.size(), "");
   for (const char* request : {"http:", "https:", "src=", "href=", "@import", "url(", "fetch("})
     EXPECT_THAT(page, testing::Not(HasSubstr(request)));
 }
