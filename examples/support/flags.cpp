@@ -107,6 +107,28 @@ void Flags::add_observe_to(CLI::App& app) {
                  "for TensorBoard; 0: none")
       ->needs(folder)
       ->check(command_line::not_below_zero());
+  app.add_flag(
+         "--explain", explain,
+         "watches three steps and shows, on the page, the precision of each operation and why")
+      ->needs(folder);
+  app.add_flag("--detect-anomaly", detect_anomaly,
+               "shows the first operation whose result is not finite, on the page; slow")
+      ->needs(folder);
+}
+
+std::vector<std::pair<std::string, std::string>> Flags::hyperparameters(const World& world) const {
+  using core::str;
+  return {{"opt-level", opt_level},
+          {"half-dtype", half_dtype},
+          {"optimizer", optimizer},
+          {"lr", str(lr)},
+          {"weight-decay", str(weight_decay)},
+          {"schedule", schedule},
+          {"batch-size", str(batch_size)},
+          {"accumulate", str(accumulate)},
+          {"processes", str(world.size)},
+          {"shard", str(shard)},
+          {"seed", str(seed)}};
 }
 
 void Flags::add_device_to(CLI::App& app) {

@@ -41,6 +41,7 @@ struct Flags {
   std::string observe, observe_address;
   std::optional<cairn::observe::ProfiledSteps> profile;
   std::int64_t histogram_every = 0;  // 0: no histograms
+  bool explain = false, detect_anomaly = false;
 
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.
@@ -65,6 +66,8 @@ struct Flags {
   /// The step to go on from: 0, or that of the checkpoint which --resume and --checkpoint-dir name.
   std::int64_t resume(cairn::checkpointing::TrainingState& state) const;
   bool save_due(std::int64_t step, std::int64_t total_steps) const;
+  /// By the flags' names: what runs are compared by.
+  std::vector<std::pair<std::string, std::string>> hyperparameters(const cairn::World& world) const;
   /// "O2 f16; 2 process(es) on cpu:0; resumed at step 50"
   std::string describe(const cairn::World& world, cairn::Device device, std::int64_t step) const;
 };

@@ -31,6 +31,8 @@ std::string human_bytes(std::size_t bytes) {
 
 namespace {
 
+constexpr std::int64_t kExplainedSteps = 3;
+
 std::vector<cairn::observe::Value> values_of(
     const std::vector<std::pair<std::string, double>>& numbers) {
   std::vector<cairn::observe::Value> values;
@@ -42,12 +44,14 @@ std::vector<cairn::observe::Value> values_of(
 }  // namespace
 
 cairn::observe::RunOptions run_options(const Flags& flags, const RunOf& run) {
+  std::vector<std::pair<std::string, std::string>> about{{"run", run.description}};
+  for (auto& value : flags.hyperparameters(run.world)) about.push_back(std::move(value));
   return {.world = run.world,
           .first_step = run.first_step,
           .device = run.device,
           .profile = flags.profile,
           .histogram_every = flags.histogram_every,
-          .about = {{"run", run.description}},
+          .about = std::move(about),
           .serve = flags.observe_address};
 }
 
@@ -61,6 +65,8 @@ Reporter::Reporter(const Flags& flags, const Options& options)
   run_.emplace(flags.observe, run_options(flags, {options_.world, options_.device,
                                                   options_.description, options_.first_step}));
   machine_share_.emplace(options_.device, flags.dtype());
+  if (flags.detect_anomaly) anomaly_.emplace(cairn::amp::AnomalyOptions{.throws = false});
+  if (flags.explain) explain_.emplace();
 }
 
 Reporter::~Reporter() {
@@ -94,12 +100,30 @@ void Reporter::tell(const StepMetrics& metrics, double loss, double accuracy) {
   run_->step(metrics.step, values);
 }
 
+/// What watches the operations ends once it has seen enough.
+void Reporter::show_watched(std::int64_t step) {
+  if (explain_) {
+    explain_->step();
+    if (explain_->report().steps == kExplainedSteps) {
+      run_->text("Precision of operations", explain_->report().table());
+      explain_.reset();
+    }
+  }
+  if (anomaly_ && !explain_ && anomaly_->first()) {  // the last that began ends first
+    const cairn::amp::Anomaly found = *anomaly_->first();
+    anomaly_.reset();
+    note(cairn::core::str("step ", step, ": ", found.headline()));
+    run_->text("First result that is not finite", found.describe());
+  }
+}
+
 void Reporter::step(const StepMetrics& metrics) {
   const double loss = std::exchange(loss_sum_, 0) / micro_batches_;
   const double accuracy = std::exchange(accuracy_sum_, 0) / micro_batches_;
   micro_batches_ = 0;
   throughput_.step(metrics.units);
   if (run_) tell(metrics, loss, accuracy);
+  show_watched(metrics.step);
   if (!metrics.result.applied)
     note(cairn::core::str("step ", metrics.step, " skipped: ", metrics.result.reason));
   const double weight = shown_++ == 0 ? 1.0 : 0.1;

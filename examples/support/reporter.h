@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/amp/anomaly.h"
+#include "cairn/amp/explain.h"
 #include "cairn/core/status.h"
 #include "cairn/core/world.h"
 #include "cairn/nn/module.h"
@@ -72,6 +74,7 @@ class Reporter {
  private:
   void draw(const StepMetrics& metrics);
   void tell(const StepMetrics& metrics, double loss, double accuracy);
+  void show_watched(std::int64_t step);
   std::string time_left(const StepMetrics& metrics) const;
   std::string first_uses();
   std::vector<std::string> lines_of_ranks() const;
@@ -81,6 +84,9 @@ class Reporter {
   bool terminal_ = false, bar_shown_ = false;
   Throughput throughput_;
   std::optional<MachineShare> machine_share_;  // where there is a run
+  // Observers of this thread's operations: those that began later end first.
+  std::optional<cairn::amp::AnomalyMode> anomaly_;
+  std::optional<cairn::amp::Explain> explain_;
   double share_ = 0;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now(), last_drawn_;
   double waited_before_ = cairn::core::waited_for_ranks();

@@ -237,6 +237,13 @@ void EventLog::add(const ImageRecord& image) {
   add_event(image.time, image.step, data);
 }
 
+/// It reads Markdown, in which lines of four spaces are shown as they are.
+void EventLog::add(const TextRecord& text) {
+  std::string lines = "    ";
+  for (const char c : text.text) lines += c == '\n' ? std::string("\n    ") : std::string(1, c);
+  add_text(text.time, text.step, text.name, lines);
+}
+
 void EventLog::add_hyperparameters(double time,
                                    const std::vector<std::pair<std::string, std::string>>& values) {
   std::string content;

@@ -32,6 +32,7 @@ class EventLog {
   /// As text, tag "events/KIND".
   void add(const EventRecord& event);
   void add(const ImageRecord& image);
+  void add(const TextRecord& text);
   /// What the plugin of that name compares runs by; what reads as a number is one.
   void add_hyperparameters(double time,
                            const std::vector<std::pair<std::string, std::string>>& values);

@@ -105,14 +105,27 @@ void History::add(const EventRecord& event) {
   events_.push_back(event);
 }
 
-void History::add(ImageRecord record) {
-  const auto same = std::find_if(images_.begin(), images_.end(), [&](const ImageRecord& image) {
-    return image.name == record.name;
-  });
-  if (same != images_.end())
+namespace {
+
+/// In place of the one before of its name.
+template <class T>
+void put(std::vector<T>& all, T record, std::size_t most) {
+  const auto same = std::find_if(all.begin(), all.end(),
+                                 [&](const T& before) { return before.name == record.name; });
+  if (same != all.end())
     *same = std::move(record);
-  else if (images_.size() < kMostImages)
-    images_.push_back(std::move(record));
+  else if (all.size() < most)
+    all.push_back(std::move(record));
+}
+
+}  // namespace
+
+void History::add(ImageRecord record) {
+  put(images_, std::move(record), kMostShown);
+}
+
+void History::add(TextRecord record) {
+  put(texts_, std::move(record), kMostShown);
 }
 
 void History::add_summary(const NamedValues& values) {

@@ -47,6 +47,7 @@ class History {
   void add(const EventRecord& event);
   void add(const LayerRecord& record);
   void add(ImageRecord record);
+  void add(TextRecord record);
   void add_summary(const NamedValues& values);  // in place of earlier ones of these names
 
   const std::vector<Curve>& curves() const { return curves_; }
@@ -61,11 +62,12 @@ class History {
   const StepRecord& most_memory() const { return most_memory_; }
   const std::vector<Layer>& layers() const { return layers_; }        // the first kMostNames
   const std::vector<ImageRecord>& images() const { return images_; }  // the last of each name
+  const std::vector<TextRecord>& texts() const { return texts_; }     // the same
   const NamedValues& summary() const { return summary_; }
   bool too_many_names() const { return too_many_names_; }
 
  private:
-  static constexpr std::size_t kMostEvents = 500, kMostBuckets = kMostPoints / 2, kMostImages = 16;
+  static constexpr std::size_t kMostEvents = 500, kMostBuckets = kMostPoints / 2, kMostShown = 16;
   Curve* curve(const std::string& name);
   void widen();
   void note_memory(const StepRecord& record);
@@ -78,6 +80,7 @@ class History {
   StepRecord most_memory_;
   std::vector<Layer> layers_;
   std::vector<ImageRecord> images_;
+  std::vector<TextRecord> texts_;
   NamedValues summary_;
   bool too_many_names_ = false;
 };

@@ -48,8 +48,7 @@ std::string png_of(const std::vector<std::uint8_t>& rows, const ImageRecord& rec
   image.format = record.channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB;
   png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(image);
   std::string png(size, '\0');
-  const int done =
-      png_image_write_to_memory(&image, png.data(), &size, 0, rows.data(), 0, nullptr);
+  const int done = png_image_write_to_memory(&image, png.data(), &size, 0, rows.data(), 0, nullptr);
   if (done == 0) core::fail<core::Error>("observe", "libpng: ", image.message);
   png.resize(size);
   return png;

@@ -31,6 +31,12 @@ struct EventRecord {
   std::string text, culprit;
 };
 
+struct TextRecord {
+  std::int64_t step = 0;
+  double time = 0;
+  std::string name, text;
+};
+
 /// Bytes that are no UTF-8 are replaced by U+FFFD.
 std::string valid_utf8(std::string_view text);
 

@@ -78,7 +78,9 @@ json head_json(const History& history, const RunFacts& facts) {
   const RankState* slow = slowest(facts.side_by_side);
   json layers = json::array();
   for (const Layer& layer : history.layers()) layers.push_back(layer_json(layer));
-  json images = json::array();
+  json images = json::array(), texts = json::array();
+  for (const TextRecord& text : history.texts())
+    texts.push_back({{"name", text.name}, {"step", text.step}, {"text", text.text}});
   for (const ImageRecord& image : history.images()) images.push_back(image_json(image));
   for (const EventRecord& event : history.events()) events.push_back(event_json(event));
   for (const auto& [what, text] : facts.about) about.push_back({what, text});
@@ -102,6 +104,7 @@ json head_json(const History& history, const RunFacts& facts) {
           {"about", about},
           {"layers", layers},
           {"images", images},
+          {"texts", texts},
           {"side_by_side", side_by_side},
           {"slowest", slow == nullptr ? -1 : slow->rank},
           {"advice", advice(history, facts)},

@@ -30,6 +30,7 @@ header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr));
   gap: 14px; grid-auto-flow: dense; }
 .card { padding: 12px 14px; min-width: 0; } .wide { grid-column: 1 / -1; }
+pre { margin: 0; font: 12px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; }
 .picture { display: block; max-width: 100%; image-rendering: pixelated; }
 .scroll { overflow-x: auto; max-height: 420px; }
 svg { display: block; width: 100%; overflow: visible; touch-action: pan-y; }
@@ -356,6 +357,11 @@ for (const image of run.images) {  // small ones in pixels that can be seen
   card(`${image.name}, at step ${whole(image.step)}`).insertAdjacentHTML("beforeend",
     `<img class="picture" alt="${safe(image.name)}" style="width:${zoom * image.width}px" ` +
     `src="data:image/png;base64,${image.png}">`);
+}
+for (const text of run.texts) {
+  const box = card(`${text.name}, at step ${whole(text.step)}`, true);
+  box.classList.add("scroll");
+  box.insertAdjacentHTML("beforeend", `<pre>${safe(text.text)}</pre>`);
 }
 if (run.layers.length) layers();
 function rows(box, head, lines) {

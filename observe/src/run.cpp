@@ -120,11 +120,8 @@ void Run::histograms(std::span<const NamedTensor> parameters) {
   const std::int64_t step = last_step() + 1;
   if (histogram_every_ == 0 || step % histogram_every_ != 0) return;
   wait_for_reductions(parameters);
-  std::vector<LayerRecord> layers;
-  layers.reserve(parameters.size());
   for (const NamedTensor& parameter : parameters)
-    layers.push_back(layer_record(parameter, step, unix_seconds()));
-  if (!layers.empty()) writer_->add(std::move(layers));
+    writer_->add(layer_record(parameter, step, unix_seconds()));
 }
 
 void Run::image(std::string_view name, const Tensor& pixels) {
@@ -133,6 +130,15 @@ void Run::image(std::string_view name, const Tensor& pixels) {
   record.step = last_step();
   record.time = unix_seconds();
   writer_->add(std::move(record));
+}
+
+void Run::text(std::string_view name, std::string_view text) {
+  constexpr std::size_t kMost = std::size_t{1} << 18;
+  CAIRN_CHECK(!name.empty(), "observe", "expected a name of a text, got ''");
+  writer_->add(TextRecord{.step = last_step(),
+                          .time = unix_seconds(),
+                          .name = std::string(name),
+                          .text = std::string(text.substr(0, kMost))});
 }
 
 void Run::summary(std::span<const Value> values) {

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
-constexpr std::size_t kMostLayers = 4096, kMostImages = 64;  // that wait to be written
+constexpr std::size_t kMostRecordBytes = 64 << 20;  // that wait to be written, if a disk is stuck
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
 constexpr double kPatience = 2;  // seconds for a GPU, where what was told is wanted at once
 
@@ -332,8 +332,7 @@ void Writer::turn(bool last, bool asked) {
   empty_rings(all ? std::optional(now + kPatience) : std::nullopt);
   trace_.turn(wanted, last);
   hand_out_metrics();
-  take_layers();
-  take_images();
+  take_records();
   json_.flush();
   csv_.flush();
   events_.flush();
@@ -547,42 +546,38 @@ void Writer::hand_out_metrics() {
   metrics_made_.notify_one();
 }
 
-void Writer::add(std::vector<LayerRecord> layers) {
-  const std::lock_guard lock(mutex_);
-  if (layers_.size() > kMostLayers) layers_.clear();  // the writer is stuck in a disk
-  std::move(layers.begin(), layers.end(), std::back_inserter(layers_));
+namespace {
+
+std::size_t bytes_of(const Record& record) {
+  if (const auto* image = std::get_if<ImageRecord>(&record)) return image->png.size();
+  if (const auto* text = std::get_if<TextRecord>(&record)) return text->text.size();
+  return std::size_t{1} << 14;  // a layer's histograms
 }
 
-void Writer::take_layers() {
-  std::vector<LayerRecord> layers;
+}  // namespace
+
+void Writer::add(Record record) {
+  const std::lock_guard lock(mutex_);
+  if (record_bytes_ > kMostRecordBytes) records_.clear(), record_bytes_ = 0;
+  record_bytes_ += bytes_of(record);
+  records_.push_back(std::move(record));
+}
+
+void Writer::take_records() {
+  std::vector<Record> records;
   {
     const std::lock_guard lock(mutex_);
-    layers.swap(layers_);
+    records.swap(records_);
+    record_bytes_ = 0;
   }
-  for (LayerRecord& layer : layers) {
-    layer.name = valid_utf8(layer.name);
-    events_.add(layer);
-    history_.add(layer);
-  }
-}
-
-void Writer::add(ImageRecord image) {
-  const std::lock_guard lock(mutex_);
-  if (images_.size() >= kMostImages) images_.clear();  // the writer is stuck in a disk
-  images_.push_back(std::move(image));
-}
-
-void Writer::take_images() {
-  std::vector<ImageRecord> images;
-  {
-    const std::lock_guard lock(mutex_);
-    images.swap(images_);
-  }
-  for (ImageRecord& image : images) {
-    image.name = valid_utf8(image.name);
-    events_.add(image);
-    history_.add(std::move(image));
-  }
+  const auto take = [&](auto& record) {
+    record.name = valid_utf8(record.name);
+    if constexpr (std::is_same_v<std::decay_t<decltype(record)>, TextRecord>)
+      record.text = valid_utf8(record.text);
+    events_.add(record);
+    history_.add(std::move(record));
+  };
+  for (Record& record : records) std::visit(take, record);
 }
 
 void Writer::renew(bool running) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "cairn/core/memory.h"
@@ -45,6 +46,9 @@ enum class Told : std::uint8_t {
 NamedValues take_values(MessageReader& reader);
 std::string host_name();  // with the process's number
 
+/// What is told seldom, in no ring.
+using Record = std::variant<LayerRecord, ImageRecord, TextRecord>;
+
 class Writer {
  public:
   Writer(const std::string& folder, RunOptions options);
@@ -61,8 +65,7 @@ class Writer {
   /// Of the calling thread, for ranks; of a GPU its streams wait.
   double waited() const { return device().is_cpu() ? core::waited_for_ranks() : 0; }
   std::uint64_t dropped();  // messages that found no room
-  void add(std::vector<LayerRecord> layers);
-  void add(ImageRecord image);
+  void add(Record record);
   /// Of all that was told before the call.
   std::vector<std::string> advice();
   /// Writes what is left; nothing is told any more.
@@ -99,8 +102,7 @@ class Writer {
   void serve();
   std::string metrics_now();
   void hand_out_metrics();
-  void take_layers();
-  void take_images();
+  void take_records();
   void renew(bool running);
   double unix_of(double steady) const { return steady + unix_offset_; }
 
@@ -126,8 +128,8 @@ class Writer {
   std::mutex mutex_;
   std::condition_variable wake_, answered_;
   bool ending_ = false;
-  std::vector<LayerRecord> layers_;  // not yet written
-  std::vector<ImageRecord> images_;  // the same
+  std::vector<Record> records_;  // not yet written
+  std::size_t record_bytes_ = 0;
   bool asked_for_advice_ = false;
   std::vector<std::string> advice_;
   bool asked_for_metrics_ = false;  // by the server's thread

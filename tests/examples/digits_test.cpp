@@ -287,6 +287,26 @@ TEST(Digits, ProcessesDrawHistogramsOfWeightsAndGradients) {
   }
 }
 
+/// The scale is beyond what f16 holds: the first backward overflows.
+TEST(Digits, ThePageExplainsPrecisionAndTheFirstAnomaly) {
+  const TemporaryFolder folder;
+  const ShellResult result =
+      shell(kDigits +
+            " --train-size 300 --steps 5 --loss-scale 16777216 --explain --detect-anomaly "
+            "--observe " +
+            (folder / "run").string());
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr(": the backward of cast after 7 made "));
+  const nlohmann::json texts = page_data(folder / "run")["texts"];
+  ASSERT_EQ(texts.size(), 2u) << texts;
+  EXPECT_EQ(texts[0]["name"], "Precision of operations");
+  EXPECT_EQ(texts[0]["step"], 3);
+  EXPECT_THAT(texts[0]["text"].get<std::string>(),
+              HasSubstr("conv2d         forward       2  f16"));
+  EXPECT_EQ(texts[1]["name"], "First result that is not finite");
+  EXPECT_THAT(texts[1]["text"].get<std::string>(), HasSubstr("the backward of cast after 7 made "));
+}
+
 TEST(Digits, SaysWhatWasExpectedInPlaceOfAFlag) {
   const auto told = [](const std::string& arguments) {
     return shell(kDigits + " " + arguments).err;

@@ -27,6 +27,7 @@ void tell_training(const std::string& folder, std::int64_t first, std::int64_t l
     run.step({{"loss", loss}, {kOdd, step}});
   }
   run.event(EventKind::skip, "inf in the gradient of fc.weight", "fc.weight");
+  run.text("precision", "matmul  f16\nnorm    f32");
   run.event(EventKind::checkpoint, "saved");
   run.summary({{"best", std::numeric_limits<double>::infinity()}});
 }
@@ -48,6 +49,7 @@ TEST(OwnersReaders, TensorBoardHasEveryValue) {
   }
   EXPECT_EQ(read["scalars"][kOdd][6], (json{7, 7.0}));
   EXPECT_EQ(read["scalars"]["seconds/forward"].size(), 50u);
+  EXPECT_EQ(read["texts"]["precision"][0], (json{50, "    matmul  f16\n    norm    f32"}));
   EXPECT_THAT(read["texts"]["events/skip"][0][1].get<std::string>(), HasSubstr("fc.weight"));
   EXPECT_EQ(read["texts"]["events/skip"][0][0], 51);
   EXPECT_THAT(read["texts"]["about"][0][1].get<std::string>(), HasSubstr("opt level: O2"));

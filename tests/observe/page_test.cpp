@@ -148,7 +148,7 @@ TEST(Page, ABrowserDrawsEveryCurve) {
 }
 
 /// The last of each name; small ones enlarged.
-TEST(Page, ABrowserShowsPictures) {
+TEST(Page, ABrowserShowsPicturesAndTexts) {
   if (!browser_is_here()) GTEST_SKIP() << "no chromium-headless-shell";
   const test::TemporaryFolder folder;
   {
@@ -157,6 +157,8 @@ TEST(Page, ABrowserShowsPictures) {
       run.step({{"loss", 1}});
       run.image("samples <b>", Tensor::full({2, 3, 8, 8}, 0.25 * step, DType::f32));
     }
+    run.text("a table", "one  <two>\n  three");
+    run.text("a table", "one  <two>\n  four");
     run.image("wide", Tensor::zeros({2, 1000}, DType::u8));
     for (int i = 0; i < 20; ++i)
       run.image(core::str("other ", i), Tensor::zeros({1, 1}, DType::u8));
@@ -168,7 +170,8 @@ TEST(Page, ABrowserShowsPictures) {
   EXPECT_EQ(picture[1], "data:image/png;base64," +
                             base64(image_record("", Tensor::full({2, 3, 8, 8}, 0.75)).png));
   EXPECT_EQ(picture[2], 64);  // 16 pixels, each four times as wide
-  EXPECT_THAT(page["text"].get<std::string>(), HasSubstr("samples <b>, at step 3"));
+  for (const char* shown : {"samples <b>, at step 3", "a table, at step 3", "one  <two>\n  four"})
+    EXPECT_THAT(page["text"].get<std::string>(), HasSubstr(shown));
 }
 
 TEST(Pictures, AreRefusedWhereNothingCanBeSeen) {

@@ -176,6 +176,13 @@ class Run {
   /// a row or a column of all.
   void image(std::string_view name, const Tensor& pixels);
 
+  /// A text at the last step that was told, as it stands, in lines: a table. TensorBoard has all, the
+  /// page the last of each of the first 16 names. Of a text, the first 256 KiB are kept.
+  ///
+  ///   run.text("precision of operations", explain.report().table());         // amp::Explain
+  ///   if (anomaly.first()) run.text("anomaly", anomaly.first()->describe());  // amp::AnomalyMode
+  void text(std::string_view name, std::string_view text);
+
   /// Where the files are.
   const std::string& folder() const;
   /// Where metrics are served: "127.0.0.1:9464"; empty: nowhere.
