@@ -32,6 +32,7 @@
 #include "cairn/optim/adam.h"
 #include "model.h"
 #include "support/flags.h"
+#include "support/machine_share.h"
 #include "support/reporter.h"
 
 namespace {
@@ -230,12 +231,13 @@ std::size_t most_memory() {
 }
 
 void tell(observe::Run& run, const optim::StepResult& result, double loss, double loss_scale,
-          double tokens_per_second) {
+          double tokens_per_second, double machine_share) {
   if (!result.applied) run.event(observe::EventKind::skip, result.reason, result.culprit);
   run.step({{"loss", loss},
             {"loss_scale", loss_scale},
             {"gradient_norm", result.gradient_norm},
-            {"tokens_per_second", tokens_per_second}});
+            {"tokens_per_second", tokens_per_second},
+            {"machine_share", machine_share}});
 }
 
 template <class LossOf>
@@ -253,6 +255,8 @@ void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
         support::run_options(flags.common, {world, core::default_device(), way.text()}));
   }
   observe::Run* const run = observed ? &*observed : nullptr;
+  std::optional<support::MachineShare> machine_share;
+  if (run != nullptr) machine_share.emplace(core::default_device(), flags.common.dtype());
   const double tokens = static_cast<double>(flags.batch_size * flags.tokens * world.size);
   observe::Span part(run, "data");
   for (int step = 1; step <= flags.steps;) {
@@ -267,7 +271,10 @@ void take_steps(LossOf& loss_of, const nn::Module& model, amp::Amp& precision,
       part.next("data");
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       const double loss = world.sum(own, "loss") / world.size;
-      if (run != nullptr) tell(*run, result, loss, precision.loss_scale(), tokens / spent.count());
+      if (run != nullptr) {
+        tell(*run, result, loss, precision.loss_scale(), tokens / spent.count(),
+             machine_share->take());
+      }
       say(world, core::str("step ", step, "/", flags.steps, ": loss ", rounded(loss, 4), ", ",
                            rounded(spent.count(), 2), " s, ",
                            core::default_device().is_cuda() ? "GPU " : "process ",

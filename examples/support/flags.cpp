@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iostream>
+#include <set>
 #include <system_error>
 
 #include "cairn/core/device.h"
@@ -88,6 +89,7 @@ void Flags::add_to(CLI::App& app) {
 }
 
 void Flags::add_observe_to(CLI::App& app) {
+  app_ = &app;
   CLI::Option* const folder = app.add_option(
       "--observe", observe,
       "folder for what the run tells: report.html (open it in a browser), metrics as JSON "
@@ -117,18 +119,18 @@ void Flags::add_observe_to(CLI::App& app) {
 }
 
 std::vector<std::pair<std::string, std::string>> Flags::hyperparameters(const World& world) const {
-  using core::str;
-  return {{"opt-level", opt_level},
-          {"half-dtype", half_dtype},
-          {"optimizer", optimizer},
-          {"lr", str(lr)},
-          {"weight-decay", str(weight_decay)},
-          {"schedule", schedule},
-          {"batch-size", str(batch_size)},
-          {"accumulate", str(accumulate)},
-          {"processes", str(world.size)},
-          {"shard", str(shard)},
-          {"seed", str(seed)}};
+  const std::set<std::string> places{"help",    "observe", "observe-address", "checkpoint-dir",
+                                     "resume",  "picture", "profile",         "export",
+                                     "metrics", "device"};
+  std::vector<std::pair<std::string, std::string>> values{
+      {"processes", std::to_string(world.size)}};
+  for (const CLI::Option* option : app_->get_options()) {
+    if (option->get_lnames().empty() || places.contains(option->get_lnames().front())) continue;
+    const std::string value =
+        option->count() > 0 ? CLI::detail::join(option->results(), " ") : option->get_default_str();
+    if (!value.empty()) values.emplace_back(option->get_lnames().front(), value);
+  }
+  return values;
 }
 
 void Flags::add_device_to(CLI::App& app) {

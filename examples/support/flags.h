@@ -66,10 +66,13 @@ struct Flags {
   /// The step to go on from: 0, or that of the checkpoint which --resume and --checkpoint-dir name.
   std::int64_t resume(cairn::checkpointing::TrainingState& state) const;
   bool save_due(std::int64_t step, std::int64_t total_steps) const;
-  /// By the flags' names: what runs are compared by.
+  /// All of the program's, by their names: what runs are compared by.
   std::vector<std::pair<std::string, std::string>> hyperparameters(const cairn::World& world) const;
   /// "O2 f16; 2 process(es) on cpu:0; resumed at step 50"
   std::string describe(const cairn::World& world, cairn::Device device, std::int64_t step) const;
+
+ private:
+  const CLI::App* app_ = nullptr;  // of add_observe_to()
 };
 
 /// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error

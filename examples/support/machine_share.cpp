@@ -55,6 +55,8 @@ double operations_of(const autograd::OpEvent& event) {
   const auto results = static_cast<double>(y.numel());
   if (name == "linear" || name == "matmul")
     return 2 * results * static_cast<double>(event.inputs[0].size(-1));
+  if (name == "linear_cross_entropy")  // of a weight [classes, features]
+    return 2 * static_cast<double>(event.inputs[0].numel() * event.inputs[1].size(0));
   if (name == "conv1d" || name == "conv2d" || name == "conv3d")
     return 2 * results * static_cast<double>(event.inputs[1].numel()) /
            static_cast<double>(y.size(1));

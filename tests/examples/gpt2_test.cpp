@@ -78,8 +78,8 @@ TEST_F(Gpt2Example, TellsHowItGoes) {
   const auto steps = step_lines(path("run"));
   ASSERT_EQ(steps.size(), 3u);
   for (const nlohmann::json& step : steps) {
-    for (const char* name : {"loss", "gradient_norm", "tokens_per_second", "seconds/forward",
-                             "seconds/backward", "seconds/update"})
+    for (const char* name : {"loss", "gradient_norm", "tokens_per_second", "machine_share",
+                             "seconds/forward", "seconds/backward", "seconds/update"})
       EXPECT_TRUE(step.contains(name)) << name << " of " << step;
   }
   EXPECT_THAT(result.out, HasSubstr("step 3/3: loss " +
