@@ -7,6 +7,8 @@
 #include <barrier>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <filesystem>
 #include <thread>
 
 #include "cairn/core/stream.h"
@@ -350,6 +352,39 @@ TEST(Trace, PartsOfTwoClocksMeet) {
   EXPECT_NEAR(static_cast<double>(there.slices[0].begin), 1e9, 1e6);
   EXPECT_NEAR(static_cast<double>(there.slices[0].end), 2e9, 1e6);
   EXPECT_LE(there.clock_error, 1e-3);
+}
+
+/// Step 4 is under way when the signal comes.
+TEST(ProfileOnSignal, IsOfTheNextFiveSteps) {
+  const test::TemporaryFolder folder;
+  {
+    observe::Run run(folder.string());
+    for (int step = 1; step <= 12; ++step) {
+      run.step({{"loss", 1}});
+      if (step == 3) (void)raise(SIGUSR2);
+    }
+  }
+  const json trace = test::chrome_trace_of(folder.string());
+  EXPECT_THAT(names_of(test::events_of(trace, "X")),
+              testing::ElementsAre("ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7",
+                                   "ProfilerStep#8", "ProfilerStep#9"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "trace.perfetto-trace"));
+}
+
+TEST(ProfileOnSignal, IsNotTakenFromTheProgram) {
+  struct sigaction before {};
+  ASSERT_EQ(sigaction(SIGUSR2, nullptr, &before), 0);
+  ASSERT_NE(signal(SIGUSR2, SIG_IGN), SIG_ERR);
+  const test::TemporaryFolder folder;
+  {
+    observe::Run run(folder.string());
+    for (int step = 1; step <= 12; ++step) {
+      run.step({{"loss", 1}});
+      if (step == 3) (void)raise(SIGUSR2);
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "trace.json"));
+  sigaction(SIGUSR2, &before, nullptr);
 }
 
 }  // namespace

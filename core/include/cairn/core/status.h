@@ -48,7 +48,8 @@ struct ProfileRequest {
   std::int64_t first = 0, last = 0;
   int joining_rank = 0, ranks = 1;  // who makes one file of what so many have
 };
-/// What takes requests begins (1) or ends (-1): an observe::Run.
+/// What takes requests begins (1) or ends (-1): an observe::Run. From the first on SIGUSR2 asks for
+/// the next five steps of this process, unless the program handles that signal itself.
 void count_profilers(int change);
 /// A request that nobody in the process has taken yet. Takes no lock.
 std::optional<ProfileRequest> take_profile_request();
