@@ -9,12 +9,18 @@
 #include <unistd.h>
 #include <unwind.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <mutex>
 #include <utility>
 
+#include "cairn/core/packer.h"
+#include "cairn/core/process_memory.h"
+#include "cairn/core/rank_report.h"
 #include "cairn/core/status_page.h"
 
 namespace cairn::core {
@@ -270,6 +276,54 @@ void answer_profile_request(std::uint64_t number, bool refused, std::string_view
   now->profile_answer.set(text, steady_time());
   now->profile_refused = refused;
   now->profile_answered = number;
+}
+
+std::string rank_report() {
+  const StatusPage* const now = page.load(std::memory_order_acquire);
+  if (now == nullptr) return "";
+  const double time = steady_time();
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  RankReport told{.rank = now->rank, .world_size = now->world_size, .process = now->process};
+  told.host = host.data();
+  told.device = now->device.get().text;
+  told.memory = process_memory("VmRSS");
+  told.steps = now->steps, told.step = now->step;
+  const auto last = static_cast<std::size_t>(std::max<std::int64_t>(told.steps - 1, 0));
+  told.loss = told.steps == 0 ? std::nan("") : now->losses[last % StatusPage::kLosses].load();
+  told.step_age = time - now->step_at;
+  told.step_seconds = now->step_seconds, told.step_waits = now->step_waits;
+  told.collectives = now->collectives, told.waited = now->waited;
+  told.temperature = now->temperature;
+  for (const StatusPage::Thread& thread : now->threads) {
+    const auto part = thread.part.get(), wait = thread.wait.get();
+    if (thread.id == 0) continue;
+    told.threads.push_back({thread.id, part.text, wait.text, time - part.since, time - wait.since});
+  }
+  return told.pack();
+}
+
+std::uint64_t asked_for_ranks() {
+  const StatusPage* const now = page.load(std::memory_order_acquire);
+  if (now == nullptr) return 0;
+  const std::uint64_t asked = now->ranks_asked;
+  return asked == now->ranks_answered ? 0 : asked;
+}
+
+void answer_for_ranks(std::uint64_t number, const std::vector<std::string>& reports) {
+  StatusPage* const now = page.load(std::memory_order_acquire);
+  if (now == nullptr) return;
+  Packer texts;
+  texts.number(reports.size());
+  for (const std::string& report : reports) texts.text(report);
+  const std::string& bytes = texts.bytes();
+  static int before = -1;  // of one thread, rank 0's control
+  if (before >= 0) close(before);
+  before = memfd_create("cairn-ranks", MFD_CLOEXEC);
+  const bool whole = before >= 0 && write(before, bytes.data(), bytes.size()) ==
+                                        static_cast<ssize_t>(bytes.size());
+  now->ranks_file = whole ? before : -1;
+  now->ranks_answered = number;
 }
 
 double waited_for_ranks() {

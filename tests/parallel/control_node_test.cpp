@@ -45,6 +45,13 @@ class SimulatedJob {
       };
       rank.history = std::make_unique<History>(0, r, size);
       own.warn = [](const std::string&) {};
+      own.status_asked = [this] { return status_asked; };
+      own.status = [r] { return "rank " + std::to_string(r); };
+      own.tell_status = [this, r](std::uint64_t number, const std::vector<std::string>& all) {
+        EXPECT_EQ(r, 0);
+        EXPECT_EQ(std::exchange(status_asked, 0), number);
+        told.push_back(all);
+      };
       rank.rank = r;
       rank.node = std::make_unique<ControlNode>(r, size, "host", kHeartbeat, own, now_);
     }
@@ -102,6 +109,9 @@ class SimulatedJob {
   }
   std::string failure_of(int r) { return (*this)[r].node->failure(); }
 
+  std::uint64_t status_asked = 0;              // of rank 0, by somebody outside
+  std::vector<std::vector<std::string>> told;  // what it answered
+
  private:
   void step() {
     now_ += Milliseconds(10);
@@ -142,6 +152,60 @@ class SimulatedJob {
 };
 
 constexpr Milliseconds kLimit{20'000};
+
+/// Each rank once; in little more than the way down and up.
+TEST(ControlNode, CollectsWhatEachRankTells) {
+  for (const int size : {1, 2, 17, 18, 256, 300}) {
+    SimulatedJob job(size, 1, 0, 1);
+    job.advance(Milliseconds(3000));
+    for (const std::uint64_t number : {7, 8}) {
+      job.status_asked = number;
+      job.advance(Milliseconds(400));
+      ASSERT_EQ(job.status_asked, 0u) << size;
+      const std::set<std::string> all(job.told.back().begin(), job.told.back().end());
+      EXPECT_EQ(job.told.back().size(), static_cast<std::size_t>(size));
+      EXPECT_EQ(all.size(), static_cast<std::size_t>(size));
+    }
+    const std::uint64_t before = job[0].bytes;
+    job.advance(Milliseconds(1000));
+    EXPECT_EQ(job.told.size(), 2u) << "told again";
+    EXPECT_LT(job[0].bytes - before, 20'000u);
+  }
+}
+
+TEST(ControlNode, DoesNotWaitForARankThatDoesNotTell) {
+  SimulatedJob job(40, 1, 0, 1);
+  job.advance(Milliseconds(3000));
+  job[2].alive = false;  // and its children, 33 to 39, with it
+  job.status_asked = 7;
+  job.advance(Milliseconds(1600));
+  ASSERT_EQ(job.told.size(), 1u);
+  EXPECT_EQ(job.told[0].size(), 40u - 1 - 7);
+}
+
+/// The last that was heard of rank 3 is its answer to the question before.
+TEST(ControlNode, TakesNoAnswerToAnEarlierQuestion) {
+  SimulatedJob job(10, 1, 0, 1);
+  job.advance(Milliseconds(3000));
+  job.status_asked = 7;
+  while (job.status_asked != 0) job.advance(Milliseconds(10));
+  job[3].alive = false;
+  job.status_asked = 8;
+  job.advance(Milliseconds(1600));
+  ASSERT_EQ(job.told.size(), 2u);
+  EXPECT_EQ(job.told[0].size(), 10u);
+  EXPECT_EQ(job.told[1].size(), 9u);
+}
+
+/// Messages are lost; what is missing comes with later ones.
+TEST(ControlNode, CollectsOverANetworkThatLosesMessages) {
+  SimulatedJob job(100, 5, 0.3, 5);
+  job.advance(Milliseconds(3000));
+  job.status_asked = 7;
+  job.advance(Milliseconds(1600));
+  ASSERT_EQ(job.told.size(), 1u);
+  EXPECT_GT(job.told[0].size(), 80u);
+}
 
 // A fifth of all messages is lost and the others come late, for a minute: nobody is called dead.
 TEST(ControlNode, NobodyIsCalledDeadForLostMessages) {

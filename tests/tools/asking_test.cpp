@@ -146,6 +146,66 @@ TEST(Asking, StatusTellsWhatEachRankIsIn) {
   });
 }
 
+/// As a rank of another machine: who looks here does not find its page.
+void hide_page() {
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(file, gone) == "/memfd:cairn-status (deleted)")
+      close(std::stoi(file.path().filename().string()));
+  }
+}
+
+int pid_of_rank_2(const parallel::ProcessGroup& group) {
+  const Tensor pid = Tensor::from<std::int64_t>({group.rank() == 2 ? getpid() : 0}, {1});
+  group.all_reduce(pid, parallel::ReduceOp::sum);
+  return static_cast<int>(pid.to_vector<std::int64_t>().front());
+}
+
+TEST(Asking, Rank0TellsOfOtherMachines) {
+  const auto results = start_ranks(3, [&](int rank) {
+    const auto group = parallel::ProcessGroup::from_environment();
+    core::tell_step(40 + rank, 0.25 + rank);
+    core::tell_step(41 + rank, 0.5 + rank);
+    core::tell_part("forward", 0);
+    core::tell_device("cpu:0");
+    if (rank > 0) hide_page();
+    group.barrier();
+    if (rank == 0) {
+      const json told = status_when([](const json& jobs) { return jobs[0]["ranks"].size() == 3; });
+      EXPECT_EQ(told[0]["absent"], json::array());
+      for (const int other : {1, 2}) {
+        const json* const one = rank_in(told, other);
+        ASSERT_NE(one, nullptr) << told;
+        EXPECT_EQ(one->at("step"), 41 + other);
+        EXPECT_EQ(one->at("loss"), 0.5 + other);
+        EXPECT_EQ(one->at("world_size"), 3);
+        EXPECT_GT(one->at("memory"), 1 << 20);
+        EXPECT_GE(one->at("collectives"), 1);
+        EXPECT_EQ(one->at("device"), "cpu:0");
+        EXPECT_EQ(one->at("threads")[0]["part"], "forward");
+        EXPECT_NE(one->at("pid"), getpid());
+        EXPECT_FALSE(one->at("host").get<std::string>().empty());
+      }
+      const std::string table = asked("status " + meeting_place());
+      EXPECT_THAT(table, HasSubstr("3 of 3 ranks"));
+      EXPECT_THAT(table, ContainsRegex("rank +host +pid "));
+      EXPECT_THAT(table, ContainsRegex("  2 .* 43 .* forward "));
+      EXPECT_THAT(asked("top --once " + meeting_place()), HasSubstr("3 of 3 ranks"));
+    }
+    group.barrier();
+    const int third = pid_of_rank_2(group);
+    if (rank == 0) {  // who does not answer is not waited for
+      kill(third, SIGSTOP);
+      const std::string table = asked("status " + meeting_place());
+      EXPECT_THAT(table, HasSubstr("2 of 3 ranks"));
+      EXPECT_THAT(table, HasSubstr("no word of rank 2: not begun, stopped, or ended"));
+      kill(third, SIGCONT);
+    }
+    group.barrier();
+  });
+  for (const RankResult& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
 TEST(Asking, ARankThatIsStoppedCannotFailToAnswer) {
   hang_while([](int hung, const json&) {
     kill(hung, SIGSTOP);

@@ -13,6 +13,7 @@
 
 #include "command_line/command_line.h"
 #include "options.h"
+#include "other_machines.h"
 #include "output.h"
 
 namespace cairn::run {
@@ -31,7 +32,8 @@ JobStatus one_job(const std::string& name) {
 }
 
 int status(const std::string& name, bool json) {
-  const std::vector<JobStatus> jobs = find_jobs(name);
+  std::vector<JobStatus> jobs = find_jobs(name);
+  for (JobStatus& job : jobs) add_other_machines(job);
   if (json) {
     print(json_of(jobs));
     return 0;
@@ -79,8 +81,14 @@ bool wait_a_second() {
   return sigtimedwait(&signals, nullptr, &second) < 0;
 }
 
-int top(const std::string& name, bool once) {
+JobStatus one_whole_job(const std::string& name) {
   JobStatus job = one_job(name);
+  add_other_machines(job);
+  return job;
+}
+
+int top(const std::string& name, bool once) {
+  JobStatus job = one_whole_job(name);
   if (once) {
     print(picture_of(job, 0));
     return 0;
@@ -93,7 +101,7 @@ int top(const std::string& name, bool once) {
       do {
         screen.draw(picture_of(job, columns()));
         if (!wait_a_second()) break;
-        job = one_job(name.empty() ? job.name : name);
+        job = one_whole_job(name.empty() ? job.name : name);
       } while (true);
     } catch (const NoSuchJob& error) {
       ended = std::string("cairn-run: ") + error.what() + "\n";

@@ -99,6 +99,7 @@ RankStatus read_rank(pid_t pid, const std::shared_ptr<const StatusPage>& page) {
   rank.step = page->step, rank.step_at = page->step_at;
   rank.step_seconds = page->step_seconds, rank.step_waits = page->step_waits;
   rank.collectives = page->collectives, rank.waited = page->waited;
+  rank.temperature = page->temperature;
   const auto kept = std::min<std::int64_t>(rank.steps, StatusPage::kLosses);
   for (std::int64_t i = rank.steps - kept; i < rank.steps; ++i) {
     rank.losses.push_back(page->losses[static_cast<std::size_t>(i) % StatusPage::kLosses]);

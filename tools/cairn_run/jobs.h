@@ -23,7 +23,8 @@ struct ThreadStatus {
 
 struct RankStatus {
   pid_t pid = -1;
-  std::shared_ptr<const core::StatusPage> page;
+  std::shared_ptr<const core::StatusPage> page;  // null: of another machine
+  std::string host;                              // "": this one
   int rank = 0, world_size = 1;
   std::string job, device;   // where the ranks meet; "": alone
   char state = '?';          // the system's letter
@@ -34,6 +35,7 @@ struct RankStatus {
   std::vector<float> losses;  // of the last steps
   std::uint64_t collectives = 0;
   double waited = 0;
+  double temperature = 0;  // degrees Celsius of the device; 0: unknown
   std::vector<ThreadStatus> threads;
 };
 
@@ -42,7 +44,7 @@ struct JobStatus {
   pid_t parent = -1;  // of the first rank
   std::string parent_name;
   double read_at = 0;             // steady clock
-  std::vector<RankStatus> ranks;  // those of this machine, in order
+  std::vector<RankStatus> ranks;  // in order; find_jobs(): those of this machine
 };
 
 /// Thrown where there is nobody to ask; what() is one line for people.

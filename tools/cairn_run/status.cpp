@@ -67,8 +67,39 @@ std::string place_of(const RankStatus& rank, double now) {
 
 using Row = std::vector<std::string>;
 
-Row row_of(const RankStatus& rank, double now) {
-  Row row{std::to_string(rank.rank), std::to_string(rank.pid), state_of(rank)};
+std::string host() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// Columns that not every job has.
+struct Columns {
+  bool hosts = false, temperatures = false;
+  explicit Columns(const std::vector<RankStatus>& ranks) {
+    for (const RankStatus& rank : ranks) {
+      hosts = hosts || !rank.host.empty();
+      temperatures = temperatures || rank.temperature > 0;
+    }
+  }
+};
+
+Row head_of(const Columns& columns) {
+  Row row{"rank"};
+  if (columns.hosts) row.emplace_back("host");
+  for (const char* name :
+       {"pid", "state", "step", "ended ago", "loss", "s/step", "without waits", "memory", "device"})
+    row.emplace_back(name);
+  if (columns.temperatures) row.emplace_back("temperature");
+  row.emplace_back("in");
+  return row;
+}
+
+Row row_of(const RankStatus& rank, double now, const Columns& columns) {
+  Row row{std::to_string(rank.rank)};
+  if (columns.hosts) row.push_back(rank.host.empty() ? host() : rank.host);
+  row.push_back(std::to_string(rank.pid));
+  row.push_back(state_of(rank));
   const bool stepped = rank.steps > 0, timed = rank.step_seconds > 0;
   row.push_back(stepped ? std::to_string(rank.step) : "-");
   row.push_back(stepped ? age(now - rank.step_at) : "-");
@@ -78,6 +109,8 @@ Row row_of(const RankStatus& rank, double now) {
   row.push_back(timed ? format("%.4f", rank.step_seconds - rank.step_waits) : "-");
   row.push_back(memory_text(rank.memory));
   row.push_back(rank.device.empty() ? "-" : rank.device);
+  if (columns.temperatures)
+    row.push_back(rank.temperature > 0 ? format("%.0f C", rank.temperature) : "-");
   row.push_back(place_of(rank, now));
   return row;
 }
@@ -95,12 +128,6 @@ std::string aligned(const std::vector<Row>& rows, std::size_t width) {
     text += (width > 0 ? line.substr(0, width) : line) + "\n";
   }
   return text;
-}
-
-std::string host() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 std::vector<int> absent_of(const JobStatus& job) {
@@ -158,11 +185,18 @@ nlohmann::json json_of_rank(const RankStatus& rank, double now) {
       told["wait"] = thread.wait, told["wait_age"] = now - thread.wait_since;
     threads.push_back(std::move(told));
   }
-  nlohmann::json told{{"rank", rank.rank},     {"world_size", rank.world_size},
-                      {"pid", rank.pid},       {"state", state_of(rank)},
-                      {"memory", rank.memory}, {"device", rank.device},
-                      {"steps", rank.steps},   {"collectives", rank.collectives},
-                      {"waited", rank.waited}, {"threads", std::move(threads)}};
+  nlohmann::json told{{"rank", rank.rank},
+                      {"host", rank.host.empty() ? host() : rank.host},
+                      {"world_size", rank.world_size},
+                      {"pid", rank.pid},
+                      {"state", state_of(rank)},
+                      {"memory", rank.memory},
+                      {"device", rank.device},
+                      {"steps", rank.steps},
+                      {"collectives", rank.collectives},
+                      {"waited", rank.waited},
+                      {"threads", std::move(threads)}};
+  if (rank.temperature > 0) told["temperature"] = rank.temperature;
   if (rank.steps == 0) return told;
   told["step"] = rank.step, told["step_age"] = now - rank.step_at;
   told["loss"] = rank.losses.back();  // null where it is not finite
@@ -178,12 +212,14 @@ std::string table_of(const JobStatus& job, std::size_t width) {
   std::string head = "job " + job.name + " of process " + std::to_string(job.parent) + " (" +
                      job.parent_name + "), on " + host() + ": " + std::to_string(job.ranks.size()) +
                      " of " + std::to_string(first.world_size) + " ranks\n";
-  std::vector<Row> rows{{"rank", "pid", "state", "step", "ended ago", "loss", "s/step",
-                         "without waits", "memory", "device", "in"}};
-  for (const RankStatus& rank : job.ranks) rows.push_back(row_of(rank, job.read_at));
+  const Columns columns(job.ranks);
+  std::vector<Row> rows{head_of(columns)};
+  for (const RankStatus& rank : job.ranks) rows.push_back(row_of(rank, job.read_at, columns));
   std::string text = head + aligned(rows, width);
   if (const std::vector<int> absent = absent_of(job); !absent.empty()) {
-    text += "no word of rank " + listed(absent) + ": on another machine, not begun, or ended\n";
+    text += "no word of rank " + listed(absent) +
+            (first.rank == 0 ? ": not begun, stopped, or ended\n"
+                             : ": ask on the machine of rank 0 for all\n");
   }
   return text;
 }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -55,6 +56,13 @@ void count_profilers(int change);
 std::optional<ProfileRequest> take_profile_request();
 /// Where the profile lies or, if `refused`, why there is none. Any thread may call.
 void answer_profile_request(std::uint64_t number, bool refused, std::string_view text);
+
+/// What this process tells, for other machines: RankReport::pack(). Empty without a page.
+std::string rank_report();
+/// The number of a question of `cairn-run status` for all ranks of the job, which this process, as
+/// rank 0, is to collect; 0: none that is not answered.
+std::uint64_t asked_for_ranks();
+void answer_for_ranks(std::uint64_t number, const std::vector<std::string>& reports);
 
 /// Seconds that the calling thread has waited for other ranks (WaitMark) since it began.
 double waited_for_ranks();

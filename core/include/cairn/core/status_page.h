@@ -16,7 +16,7 @@ namespace cairn::core {
 
 struct StatusPage {
   static constexpr char kName[] = "cairn-status";                 // the file's
-  static constexpr std::uint64_t kMagic = 0x0132'7375'7461'7473;  // and the layout's version
+  static constexpr std::uint64_t kMagic = 0x0133'7375'7461'7473;  // and the layout's version
   static constexpr std::size_t kThreads = 32, kLosses = 256, kText = 184;
   static constexpr std::size_t kStacks = 64, kDepth = 62;
 
@@ -111,6 +111,11 @@ struct StatusPage {
   Text profile_answer;                          // where it lies, or why there is none
   std::atomic<bool> profile_refused;            // the latter
   std::atomic<std::uint64_t> profile_answered;  // the number of the request; written last
+  std::atomic<double> temperature;              // degrees Celsius of the device; 0: unknown
+  // Of rank 0: a question for all ranks of the job, whose answers come from other machines.
+  std::atomic<std::uint64_t> ranks_asked;     // as ProfileRequest::number
+  std::atomic<std::int32_t> ranks_file;       // of the process, with a RankReport a rank, as texts
+  std::atomic<std::uint64_t> ranks_answered;  // the number of the question; written last
 };
 static_assert(std::atomic<double>::is_always_lock_free);
 

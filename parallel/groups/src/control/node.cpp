@@ -5,6 +5,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "cairn/core/status.h"
 
 namespace cairn::parallel {
 namespace {
@@ -16,8 +17,9 @@ constexpr std::size_t kMostStuck = 4;
 constexpr auto kMoment = Milliseconds(250);  // for which a collective may take before anybody asks
 constexpr auto kAgain = Milliseconds(1000);  // between questions
 constexpr auto kSoon = Milliseconds(500);    // likewise, where a wait may soon be judged
-constexpr auto kLastWords = Milliseconds(2000);  // for which a rank stays to tell why it ends
-constexpr auto kLong = Milliseconds(30'000);     // before people hear of a wait
+constexpr auto kLastWords = Milliseconds(2000);       // for which a rank stays to tell why it ends
+constexpr auto kStatusPatience = Milliseconds(1500);  // for ranks that people ask for
+constexpr auto kLong = Milliseconds(30'000);          // before people hear of a wait
 
 double in_seconds(Clock::duration time) {
   return std::chrono::duration<double>(std::chrono::ceil<Milliseconds>(time)).count();
@@ -68,6 +70,8 @@ std::string ControlNode::Report::pack() const {
   for (const GroupProgress& one : reached) {
     to.number(one.group).number(one.started).number(one.ranks).number(one.world_size);
   }
+  to.number(status_of).number(statuses.size());
+  for (const std::string& one : statuses) to.text(one);
   to.number(answered);
   if (answered != 0) census.pack(to), meetings.pack(to);
   return to.bytes();
@@ -96,6 +100,8 @@ ControlNode::Report ControlNode::Report::unpack(std::string_view bytes) {
     one.world_size = from.number();
     report.reached.push_back(one);
   }
+  report.status_of = from.number();
+  for (std::uint64_t n = from.count(8); n > 0; --n) report.statuses.push_back(from.text());
   report.answered = from.number();
   if (report.answered == 0) return report;
   report.census = CollectiveStatus::unpack(from);
@@ -111,6 +117,7 @@ std::string ControlNode::ParentMessage::pack() const {
       .number(question.group)
       .number(question.sequence)
       .number(heard_left)
+      .number(status_asked)
       .bytes();
 }
 
@@ -123,6 +130,7 @@ ControlNode::ParentMessage ControlNode::ParentMessage::unpack(std::string_view b
   word.question.group = from.number();
   word.question.sequence = from.number();
   word.heard_left = from.number() != 0;
+  word.status_asked = from.number();
   return word;
 }
 
@@ -148,6 +156,9 @@ ControlNode::LocalProbes ControlNode::probes_of(std::function<Histories()> histo
         [&](History& h) { return h.group() == group ? h.meeting(Clock::now()) : std::nullopt; });
   };
   own.warn = [](const std::string& text) { log::warn("{}", text); };
+  own.status_asked = core::asked_for_ranks;
+  own.status = core::rank_report;
+  own.tell_status = core::answer_for_ranks;
   return own;
 }
 
@@ -163,6 +174,7 @@ std::vector<int> ControlNode::children_of(int rank, int world_size) {
 ControlNode::ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout,
                          LocalProbes own, Clock::time_point now)
     : rank_(rank),
+      world_size_(world_size),
       host_(std::move(host)),
       heartbeat_timeout_(heartbeat_timeout),
       own_(std::move(own)),
@@ -227,6 +239,8 @@ void ControlNode::hear(const Report& report, Clock::time_point now) {
   Peer& child = found->second;
   if (child.has_left() && !report.subtree_left) return;  // from before, over another connection
   const bool left_now = report.subtree_left && !child.has_left();
+  const std::size_t before = child.last ? child.last->statuses.size() : 0;
+  news_up_ = news_up_ || (report.status_of == status_asked_ && report.statuses.size() > before);
   child = {true, now, std::nullopt, report.host, report, true, false};
   fail(report.failure);
   if (left_now && subtree_left()) news_up_ = true;
@@ -238,6 +252,8 @@ void ControlNode::hear(const ParentMessage& word, Clock::time_point now) {
   parent_ = {true, now, std::nullopt, word.host, std::nullopt, false, false};
   if (!word.failure.empty()) adopt(word.failure);
   heard_left_ = heard_left_ || word.heard_left;
+  if (status_asked_ != word.status_asked) news_up_ = news_down_ = true;
+  status_asked_ = word.status_asked;
   if (word.question.id == question_.id) return;
   question_ = word.question;
   census_.reset();
@@ -402,6 +418,32 @@ void ControlNode::warn() {
   own_.warn(pair ? meetings_.describe(asked_) : census_->describe(asked_));
 }
 
+std::vector<std::string> ControlNode::statuses() const {
+  std::vector<std::string> all{own_.status()};
+  for (const auto& [rank, child] : children_) {
+    if (!child.last || child.last->status_of != status_asked_) continue;
+    all.insert(all.end(), child.last->statuses.begin(), child.last->statuses.end());
+  }
+  return all;
+}
+
+/// A rank that does not answer, for it is stopped or gone, is not waited for.
+void ControlNode::collect_statuses(Clock::time_point now) {
+  const std::uint64_t asked = own_.status_asked();
+  if (asked != status_asked_) {
+    status_asked_ = asked;
+    status_since_ = now;
+    news_down_ = true;
+  }
+  if (status_asked_ == 0) return;
+  const std::vector<std::string> all = statuses();
+  const bool whole = all.size() == static_cast<std::size_t>(world_size_);
+  if (!whole && now - status_since_ < kStatusPatience) return;
+  own_.tell_status(status_asked_, all);
+  status_asked_ = 0;
+  news_down_ = true;
+}
+
 std::string ControlNode::death(int rank, const Peer& peer, Clock::time_point now) const {
   const auto silence = now - peer.heard;
   const bool gone = peer.closed && now - *peer.closed >= reconnection_time(heartbeat_timeout_) &&
@@ -447,6 +489,7 @@ void ControlNode::tick(Clock::time_point now) {
     fail(reason);
   }
   if (is_root()) {
+    collect_statuses(now);
     if (!judged_ && census_) judge();
     if (judged_ && now >= next_question_) ask(now);
     return;
@@ -469,6 +512,8 @@ ControlNode::Report ControlNode::report() const {
   report.subtree_left = subtree_left();
   report.stuck = stuck();
   report.reached = reached();
+  report.status_of = status_asked_;
+  if (status_asked_ != 0) report.statuses = statuses();
   if (report.subtree_left) {
     report.left = left_groups_;
     for (const auto& [rank, child] : children_) {
@@ -483,7 +528,7 @@ ControlNode::Report ControlNode::report() const {
 }
 
 ControlNode::ParentMessage ControlNode::word(const Peer& child) const {
-  return {host_, failure_, question_, child.has_left()};
+  return {host_, failure_, question_, child.has_left(), status_asked_};
 }
 
 Milliseconds ControlNode::heartbeat_interval(Milliseconds heartbeat_timeout) {

@@ -51,7 +51,9 @@ class ControlNode {
     std::vector<GroupProgress> reached;
     std::uint64_t answered = 0;  // the question's id, where everybody below has answered
     CollectiveStatus census;
-    MessageStatus meetings;  // instead, where it is about messages between two
+    MessageStatus meetings;             // instead, where it is about messages between two
+    std::uint64_t status_of = 0;        // ParentMessage::status_asked
+    std::vector<std::string> statuses;  // of the subtree's ranks that have told so far
 
     std::string pack() const;
     static Report unpack(std::string_view bytes);
@@ -61,7 +63,8 @@ class ControlNode {
     std::string host;
     std::string failure;
     Question question;
-    bool heard_left = false;  // the child may go
+    bool heard_left = false;         // the child may go
+    std::uint64_t status_asked = 0;  // what somebody outside asks all ranks for; 0: nothing
 
     std::string pack() const;
     static ParentMessage unpack(std::string_view bytes);
@@ -73,6 +76,11 @@ class ControlNode {
     std::function<std::vector<GroupProgress>()> reached;
     std::function<std::vector<MessageProgress>(std::uint64_t group)> meetings;
     std::function<void(const std::string& text)> warn;  // where the root waits for long
+    // For people who ask a job how its ranks are: the number of a question, its answer, and, of the
+    // root, what all have answered.
+    std::function<std::uint64_t()> status_asked = [] { return std::uint64_t{0}; };
+    std::function<std::string()> status = [] { return std::string(); };
+    std::function<void(std::uint64_t, const std::vector<std::string>&)> tell_status;
   };
   using Histories = std::vector<std::shared_ptr<History>>;
   /// What these tell, and warnings to the log.
@@ -133,6 +141,8 @@ class ControlNode {
   void answer();
   void ask(Clock::time_point now);
   void judge();
+  std::vector<std::string> statuses() const;
+  void collect_statuses(Clock::time_point now);
   void notice_own();
   std::vector<GroupProgress> reached() const;
   bool choose_stuck();
@@ -141,7 +151,7 @@ class ControlNode {
   void warn();
   std::string death(int rank, const Peer& peer, Clock::time_point now) const;
 
-  int rank_;
+  int rank_, world_size_;
   std::string host_;
   Milliseconds heartbeat_timeout_;
   LocalProbes own_;
@@ -158,6 +168,8 @@ class ControlNode {
   Question question_;
   std::optional<CollectiveStatus> census_;  // the whole subtree's answer to the question
   MessageStatus meetings_;                  // with it
+  std::uint64_t status_asked_ = 0;
+  Clock::time_point status_since_;
   Clock::time_point next_heartbeat_;
   bool news_up_ = false, news_down_ = false;  // that others should hear of before it
   std::map<std::uint64_t, std::pair<std::uint64_t, bool>> told_;  // stuck, and late, by group
