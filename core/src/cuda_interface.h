@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "cairn/core/device.h"
 
@@ -13,6 +14,8 @@ int device_count();          // 0 without toolkit, driver or GPU; never throws
 int runtime_version();       // 13020 is 13.2; 0 without; never throws
 int driver_version();        // the same
 const char* absence_hint();  // " (...)" for messages about a CUDA device that does not exist
+
+std::string pci_place(int device);  // "0000:41:00.0"
 
 int current_device();
 void set_device(int index);

@@ -24,6 +24,9 @@ int driver_version() {
 const char* absence_hint() {
   return " (this build has no CUDA: configure with -DCAIRN_CUDA=ON)";
 }
+std::string pci_place(int) {
+  refuse();
+}
 int current_device() {
   return -1;
 }

@@ -186,6 +186,10 @@ void tell_device(std::string_view device) {
   }
 }
 
+void tell_temperature(double celsius) {
+  if (StatusPage* const now = page.load(std::memory_order_acquire)) now->temperature = celsius;
+}
+
 void tell_step(std::int64_t step, double loss) {
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;

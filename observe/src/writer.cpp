@@ -17,6 +17,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/run_folder.h"
 #include "cairn/core/status.h"
+#include "cairn/core/temperature.h"
 #include "cairn/core/version.h"
 #include "clock.h"
 #include "number.h"
@@ -327,6 +328,7 @@ void Writer::answer() {
 void Writer::turn(bool last, bool asked) {
   const double now = steady_seconds();
   sample_memory(now);
+  sample_temperature(now);
   const bool wanted = trace_.wanted();
   const bool all = last || asked || wanted;
   empty_rings(all ? std::optional(now + kPatience) : std::nullopt);
@@ -351,6 +353,13 @@ void Writer::sample_memory(double now) {
   sampled_ = now;
   const core::MemoryStats stats = core::memory_stats(options_.device);
   if (!memory_ || stats.current_total >= memory_->current_total) memory_ = stats;
+}
+
+void Writer::sample_temperature(double now) {
+  constexpr double kSeconds = 1;
+  if (now < temperature_sampled_ + kSeconds) return;
+  temperature_sampled_ = now;
+  if (const auto celsius = core::temperature(options_.device)) core::tell_temperature(*celsius);
 }
 
 /// What a GPU has yet to do keeps what was told of it unread; with a deadline, no longer.

@@ -98,6 +98,7 @@ class Writer {
   void tell(const EventRecord& event);
   void add_memory(NamedValues& values);
   void sample_memory(double now);
+  void sample_temperature(double now);
   RunFacts facts(bool running);
   void serve();
   std::string metrics_now();
@@ -117,7 +118,7 @@ class Writer {
   EventLog events_;
   MemoryRecorder recorder_;
   std::optional<core::MemoryStats> memory_;  // the highest since the last step
-  double sampled_ = 0, renew_at_ = 0;
+  double sampled_ = 0, temperature_sampled_ = 0, renew_at_ = 0;
   TraceWindow trace_{*this, options_};
 
   std::mutex rings_mutex_;

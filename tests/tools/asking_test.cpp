@@ -168,6 +168,7 @@ TEST(Asking, Rank0TellsOfOtherMachines) {
     core::tell_step(41 + rank, 0.5 + rank);
     core::tell_part("forward", 0);
     core::tell_device("cpu:0");
+    core::tell_temperature(50.4 + rank);
     if (rank > 0) hide_page();
     group.barrier();
     if (rank == 0) {
@@ -182,6 +183,7 @@ TEST(Asking, Rank0TellsOfOtherMachines) {
         EXPECT_GT(one->at("memory"), 1 << 20);
         EXPECT_GE(one->at("collectives"), 1);
         EXPECT_EQ(one->at("device"), "cpu:0");
+        EXPECT_EQ(one->at("temperature"), 50.4 + other);
         EXPECT_EQ(one->at("threads")[0]["part"], "forward");
         EXPECT_NE(one->at("pid"), getpid());
         EXPECT_FALSE(one->at("host").get<std::string>().empty());
@@ -189,7 +191,8 @@ TEST(Asking, Rank0TellsOfOtherMachines) {
       const std::string table = asked("status " + meeting_place());
       EXPECT_THAT(table, HasSubstr("3 of 3 ranks"));
       EXPECT_THAT(table, ContainsRegex("rank +host +pid "));
-      EXPECT_THAT(table, ContainsRegex("  2 .* 43 .* forward "));
+      EXPECT_THAT(table, ContainsRegex("  0 .* cpu:0 +50 C "));
+      EXPECT_THAT(table, ContainsRegex("  2 .* 43 .* cpu:0 +52 C  forward "));
       EXPECT_THAT(asked("top --once " + meeting_place()), HasSubstr("3 of 3 ranks"));
     }
     group.barrier();

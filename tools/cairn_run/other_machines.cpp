@@ -23,8 +23,8 @@ std::string bytes_of(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return all;
   std::array<char, 1 << 16> some;
-  for (ssize_t got = 0; (got = pread(file, some.data(), some.size(),
-                                     static_cast<off_t>(all.size()))) > 0;)
+  for (ssize_t got = 0;
+       (got = pread(file, some.data(), some.size(), static_cast<off_t>(all.size()))) > 0;)
     all.append(some.data(), static_cast<std::size_t>(got));
   close(file);
   return all;

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -131,6 +132,13 @@ int driver_version() {
 const char* absence_hint() {
   return device_count() == 0 ? " (the CUDA runtime finds no driver or no GPU: see nvidia-smi)"
                              : " (CUDA_VISIBLE_DEVICES chooses which GPUs a process sees)";
+}
+
+std::string pci_place(int device) {
+  std::array<char, 32> place{};
+  check(cudaDeviceGetPCIBusId(place.data(), static_cast<int>(place.size()), device),
+        "cudaDeviceGetPCIBusId");
+  return place.data();
 }
 
 int current_device() {

@@ -130,6 +130,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char* place, int size, int device) {
+  const Call call("cudaDeviceGetPCIBusId");
+  if (const cudaError_t code = enter(call)) return code;
+  if (device < 0 || device >= machine().gpus || size < 13) return answer(cudaErrorInvalidValue);
+  std::snprintf(place, static_cast<std::size_t>(size), "0000:%02x:00.0", device + 1);
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   const Call call("cudaDeviceGetAttribute");
   if (const cudaError_t code = enter(call)) return code;

@@ -28,6 +28,7 @@ void tell_job(std::string_view job, int rank, int world_size);
 bool tells_status();  // the process has a page
 
 void tell_device(std::string_view device);
+void tell_temperature(double celsius);  // of the device
 
 /// A step has ended, in this thread. `loss` may be NaN: none.
 void tell_step(std::int64_t step, double loss);
