@@ -167,7 +167,8 @@ cairn_status cairn_group_abort(cairn_group* group, const char* reason);
  * calls cairn_optimizer_weights_written before. */
 
 /* kind and options: "adam" (L2) and "adamw" (optim::AdamOptions, without adamw), "sgd"
- * (SgdOptions), "adagrad" (AdagradOptions), "lamb" (LambOptions), "novograd" (NovoGradOptions). */
+ * (SgdOptions), "adagrad" (AdagradOptions), "rmsprop" (RmsPropOptions), "lamb" (LambOptions),
+ * "novograd" (NovoGradOptions). */
 cairn_status cairn_optimizer_create(const char* kind, const char* options,
                                     const cairn_tensor* weights, const cairn_tensor* gradients,
                                     size_t count, cairn_optimizer** optimizer);

@@ -51,6 +51,14 @@ optim::AdagradOptions adagrad_options(Options& options) {
   return own;
 }
 
+optim::RmsPropOptions rmsprop_options(Options& options) {
+  optim::RmsPropOptions own;
+  options.read("alpha", own.alpha);
+  options.read("eps", own.eps);
+  options.read("momentum", own.momentum);
+  return own;
+}
+
 optim::LambOptions lamb_options(Options& options) {
   optim::LambOptions own;
   read_moments(options, own.beta1, own.beta2, own.eps);
@@ -92,11 +100,14 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& kind, Option
     return make_rule<FusedSGD>(sgd_options(options), options, std::move(parameters));
   if (kind == "adagrad")
     return make_rule<FusedAdagrad>(adagrad_options(options), options, std::move(parameters));
+  if (kind == "rmsprop")
+    return make_rule<FusedRMSprop>(rmsprop_options(options), options, std::move(parameters));
   if (kind == "lamb")
     return make_rule<FusedLAMB>(lamb_options(options), options, std::move(parameters));
   if (kind == "novograd")
     return make_rule<FusedNovoGrad>(novograd_options(options), options, std::move(parameters));
-  core::fail(function, "expected adam, adamw, sgd, adagrad, lamb or novograd, got '", kind, "'");
+  core::fail(function, "expected adam, adamw, sgd, adagrad, rmsprop, lamb or novograd, got '", kind,
+             "'");
 }
 
 void read_group(optim::ParameterGroup& group, const char* text, const char* function) {

@@ -43,8 +43,8 @@ class ManagementLibrary {
     constexpr int kOfTheChip = 0;
     void* device = nullptr;
     unsigned degrees = 0;
-    const bool known = begun_ && find_(place.c_str(), &device) == 0 &&
-                       read_(device, kOfTheChip, &degrees) == 0;
+    const bool known =
+        begun_ && find_(place.c_str(), &device) == 0 && read_(device, kOfTheChip, &degrees) == 0;
     return known ? std::optional<double>(degrees) : std::nullopt;
   }
 

@@ -6,6 +6,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/rmsprop.h"
 #include "cairn/optim/sgd.h"
 
 namespace cairn::optim {
@@ -122,6 +123,34 @@ void FusedAdagrad::update_group(const ParameterGroup& group, const Entries& entr
   options.lr = group.lr / (1.0 + static_cast<double>(call.step - 1) * options_.lr_decay);
   options.lr_decay = options_.lr_decay;
   options.adagrad_w = options_.adagrad_w;
+  kernels::update(entries, options, call.device);
+}
+
+FusedRMSprop::FusedRMSprop(std::vector<ParameterGroup> groups, const RmsPropOptions& options)
+    : FusedOptimizer(std::move(groups), options) {
+  CAIRN_CHECK(options.alpha >= 0 && options.alpha < 1, "FusedRMSprop",
+              "expected an alpha in [0, 1), got ", options.alpha);
+  for (const double value : {options.eps, options.momentum}) {
+    CAIRN_CHECK(is_amount(value), "FusedRMSprop", "expected eps and momentum >= 0, got ", value);
+  }
+}
+
+std::vector<Optimizer::RuleOption> FusedRMSprop::rule_options() const {
+  return {{"alpha", options_.alpha, "alpha"},
+          {"eps", options_.eps, "eps"},
+          {"momentum", options_.momentum, "momentum"}};
+}
+
+std::vector<std::string> FusedRMSprop::moment_names() const {
+  if (options_.momentum == 0) return {"square_avg"};
+  return {"square_avg", "momentum_buffer"};
+}
+
+void FusedRMSprop::update_group(const ParameterGroup& group, const Entries& entries,
+                                const Call& call) {
+  auto options = kernel_options<kernels::RmsPropOptions>(group, options_, call);
+  options.alpha = options_.alpha;
+  options.momentum = options_.momentum;
   kernels::update(entries, options, call.device);
 }
 

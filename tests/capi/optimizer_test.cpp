@@ -42,6 +42,8 @@ const std::vector<Rule>& rules() {
       {"adagrad",
        "lr=0.02 eps=1e-4 weight_decay=0.1 adagrad_w=1 lr_decay=0.1 initial_accumulator=0.5",
        maker<FusedAdagrad>(AdagradOptions{0.02, 1e-4, 0.1, true, 0.1, 0.5})},
+      {"rmsprop", "lr=0.02 alpha=0.8 eps=1e-4 momentum=0.7 weight_decay=0.1",
+       maker<FusedRMSprop>(RmsPropOptions{0.02, 0.8, 1e-4, 0.7, 0.1})},
       {"lamb",
        "lr=0.02 beta1=0.8 beta2=0.9 eps=1e-4 weight_decay=0 bias_correction=0 adamw=0 "
        "grad_averaging=0 max_gradient_norm=0.5 use_nvlamb=1",
@@ -192,7 +194,8 @@ TEST(CapiOptimizer, WrongOptionsAreTold) {
     expect_failed(cairn_optimizer_create(kind, options, &w, &dw, 1, &none), CAIRN_INVALID_ARGUMENT,
                   {text});
   };
-  expect("adamm", nullptr, "expected adam, adamw, sgd, adagrad, lamb or novograd, got 'adamm'");
+  expect("adamm", nullptr,
+         "expected adam, adamw, sgd, adagrad, rmsprop, lamb or novograd, got 'adamm'");
   expect("adam", "lr", "name=value, got 'lr'");
   expect("adam", "lr=", "name=value");
   expect("adam", "lr=0,1", "a number as lr, got '0,1'");

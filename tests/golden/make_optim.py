@@ -31,6 +31,8 @@ CASES = {  # constructor, options, clipping norm (0: none), its type (2)
     "adagrad": (torch.optim.Adagrad, dict(lr=0.1), 0),
     "adagrad_decay": (torch.optim.Adagrad, dict(lr=0.1, lr_decay=0.05, weight_decay=0.05,
                                                 initial_accumulator_value=0.2, eps=1e-6), 0),
+    "rmsprop": (torch.optim.RMSprop, dict(lr=0.01), 0),
+    "rmsprop_momentum": (torch.optim.RMSprop, dict(lr=0.02, alpha=0.9, eps=1e-6, momentum=0.8, weight_decay=0.05), 0),
     "sgd": (torch.optim.SGD, dict(lr=0.1), 0),
     "sgd_decay": (torch.optim.SGD, dict(lr=0.1, weight_decay=0.05), 0),
     "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, dampening=0.25, weight_decay=0.05), 0),

@@ -56,6 +56,8 @@ CASES = {
     "sgd": (O.SGD, dict(lr=0.1, weight_decay=0.05)),
     "sgd_momentum": (O.SGD, dict(lr=0.1, momentum=0.9, dampening=0.25, weight_decay=0.05)),
     "sgd_nesterov": (O.SGD, dict(lr=0.1, momentum=0.9, nesterov=True)),
+    "rmsprop": (O.RMSprop, dict(lr=0.02, alpha=0.9)),
+    "rmsprop_momentum": (O.RMSprop, dict(lr=0.02, alpha=0.9, momentum=0.8, weight_decay=0.05)),
     "adagrad": (O.Adagrad, dict(lr=0.1, lr_decay=0.02, weight_decay=0.05, initial_accumulator_value=0.1)),
 }
 

@@ -67,6 +67,7 @@ std::vector<RuleCase> rule_cases() {
   const LambOptions lamb{.weight_decay = 0.1};
   const SgdOptions sgd{.momentum = 0.9, .dampening = 0.1, .weight_decay = 0.1};
   const AdagradOptions adagrad{.weight_decay = 0.1, .lr_decay = 0.01};
+  const RmsPropOptions rmsprop{.momentum = 0.9, .weight_decay = 0.1};
   return {
       {"adam", adam, [=](double lr, int k, double s) { return corrected(adam, lr, k, s); }},
       {"adam_uncorrected", adam,
@@ -89,6 +90,12 @@ std::vector<RuleCase> rule_cases() {
          options.lr = lr / (1 + (k - 1) * options.lr_decay), options.gradient_scale = s;
          return UpdateRule(options);
        }},
+      {"rmsprop", rmsprop,
+       [=](double lr, int, double s) {
+         RmsPropOptions options = rmsprop;
+         options.lr = lr, options.gradient_scale = s;
+         return UpdateRule(options);
+       }},
   };
 }
 
@@ -96,7 +103,8 @@ TEST_P(DeviceSteps, HaveTheBitsOfStepsFromTheHost) {
   for (const RuleCase& rule : rule_cases()) {
     SCOPED_TRACE(rule.name);
     const auto on_device = parameters(), from_host = parameters();
-    if (std::holds_alternative<AdagradOptions>(rule.device)) {  // sums of squares
+    if (std::holds_alternative<AdagradOptions>(rule.device) ||
+        std::holds_alternative<RmsPropOptions>(rule.device)) {  // sums of squares
       for (const auto* all : {&on_device, &from_host}) {
         for (const Parameter& parameter : *all) fill(parameter.moment1.view(), 0.25);
       }

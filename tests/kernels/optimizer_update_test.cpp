@@ -63,6 +63,17 @@ void expect(Parameter& p, const AdagradOptions& o) {
   }
 }
 
+void expect(Parameter& p, const RmsPropOptions& o) {
+  const Values g = p.g(o.gradient_scale);
+  for (std::size_t i = 0; i < p.w.size(); ++i) {
+    const double grad = g[i] + o.weight_decay * p.w[i];
+    p.m[i] = o.alpha * p.m[i] + (1 - o.alpha) * grad * grad;
+    double step = grad / (std::sqrt(p.m[i]) + o.eps);
+    if (o.momentum != 0) step = p.v[i] = o.momentum * p.v[i] + step;
+    p.w[i] -= o.lr * step;
+  }
+}
+
 void expect(Parameter& p, const NovoGradOptions& o) {
   const Values g = p.g(o.gradient_scale);
   const double d = p.norm / std::sqrt(o.correction2) + o.eps;
@@ -133,6 +144,32 @@ TEST_P(Updates, SgdMatchesTheReferenceForEveryOption) {
       {.lr = 0.1, .weight_decay = 0.1, .wd_after_momentum = true}};
   for (const SgdOptions& options : cases) check(1031, options, options.momentum != 0 ? 1 : 0);
   for (std::int64_t n : kOptimizerUpdateSizes) check(n, cases[4], 1);
+}
+
+TEST_P(Updates, RmsPropMatchesTheReferenceWithAndWithoutMomentum) {
+  for (const double momentum : {0.0, 0.9}) {
+    const RmsPropOptions options{.lr = 0.1,
+                                 .alpha = 0.9,
+                                 .eps = 1e-3,
+                                 .momentum = momentum,
+                                 .weight_decay = 0.1,
+                                 .gradient_scale = 0.5};
+    std::vector<Parameter> all;
+    for (std::int64_t n : kOptimizerUpdateSizes) {
+      for (const Mix& mix : all_mixes()) {
+        const std::int64_t shift = all.size() % 2 == 0 ? 0 : 3;
+        Parameter p = make_parameter(mix, n, GetParam(), options.moments(), shift);
+        p.moment1 = test::Placed(random_values(n, 9, 0, 1), mix.moments, GetParam(), shift);
+        p.m = p.moment1.values();
+        all.push_back(p);
+      }
+    }
+    update(entries_of(all), options);
+    for (Parameter& p : all) {
+      expect(p, options);
+      p.expect_matches();
+    }
+  }
 }
 
 TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
@@ -229,7 +266,7 @@ TEST_P(Updates, UnusedMomentsAreLeftAlone) {
 
 TEST_P(Updates, EmptyListsDoNothing) {
   update({}, AdamOptions{}), update({}, SgdOptions{}), update({}, AdagradOptions{}),
-      update({}, NovoGradOptions{});
+      update({}, RmsPropOptions{}), update({}, NovoGradOptions{});
   const Tensor none = Tensor::zeros({0}, DType::f32, GetParam());
   update({{none, none, {}, none, none}}, AdamOptions{});
 }

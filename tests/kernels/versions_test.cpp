@@ -238,6 +238,12 @@ std::vector<Call> list_calls() {
        [](auto& x, auto& y) {
          update({{x[0], y[0], {}, y[1]}}, AdagradOptions{});
        }},
+      {"rmsprop_update",
+       {f32(s)},
+       {f32(s), f32(s), f32(s)},
+       [](auto& x, auto& y) {
+         update({{x[0], y[0], {}, y[1], y[2]}}, RmsPropOptions{.momentum = 0.9});
+       }},
       {"novograd_update",
        {f32(s)},
        {f32(s), f32(s)},

@@ -42,6 +42,10 @@ std::vector<Case> cases() {
                                                            .weight_decay = 0.05,
                                                            .lr_decay = 0.05,
                                                            .initial_accumulator = 0.2})},
+      {"rmsprop", maker<FusedRMSprop>(RmsPropOptions{})},
+      {"rmsprop_momentum",
+       maker<FusedRMSprop>(RmsPropOptions{
+           .lr = 0.02, .alpha = 0.9, .eps = 1e-6, .momentum = 0.8, .weight_decay = 0.05})},
       {"sgd", sgd},
       {"sgd_decay", maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05})},
       {"sgd_momentum", maker<FusedSGD>(SgdOptions{

@@ -8,6 +8,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/rmsprop.h"
 #include "cairn/optim/sgd.h"
 #include "support/training.h"
 
@@ -91,6 +92,22 @@ struct Adagrad {
       double change = g / (std::sqrt(h[i]) + options.eps);
       if (options.adagrad_w) change += options.weight_decay * w[i];
       w[i] -= lr * change;
+    }
+  }
+};
+
+struct RmsProp {
+  using Optimizer = FusedRMSprop;
+  RmsPropOptions options;
+  Values v, b;
+
+  void update(Values& w, const Values& gradient, double scale = 1.0) {
+    v.resize(w.size()), b.resize(w.size());
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient[i] * scale + options.weight_decay * w[i];
+      v[i] = options.alpha * v[i] + (1 - options.alpha) * g * g;
+      b[i] = options.momentum * b[i] + g / (std::sqrt(v[i]) + options.eps);
+      w[i] -= options.lr * b[i];
     }
   }
 };

@@ -95,6 +95,8 @@ inline std::vector<Rule> rules() {
           {"Sgd", maker<FusedSGD>(SgdOptions{})},
           {"SgdMomentum", maker<FusedSGD>(SgdOptions{.momentum = 0.9})},
           {"Adagrad", maker<FusedAdagrad>(AdagradOptions{.lr_decay = 0.1})},
+          {"RmsProp", maker<FusedRMSprop>(RmsPropOptions{})},
+          {"RmsPropMomentum", maker<FusedRMSprop>(RmsPropOptions{.momentum = 0.9})},
           {"NovoGrad", maker<FusedNovoGrad>(NovoGradOptions{})},
           {"NovoGradInf", maker<FusedNovoGrad>(NovoGradOptions{.norm_type = kInf})},
           {"Lamb", maker<FusedLAMB>(LambOptions{})}};

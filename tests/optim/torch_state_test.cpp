@@ -53,6 +53,9 @@ std::vector<Rule> torch_rules() {
       {"sgd", maker<FusedSGD>(SgdOptions{.lr = 1})},
       {"sgd_momentum", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
       {"sgd_nesterov", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
+      {"rmsprop", maker<FusedRMSprop>(RmsPropOptions{.lr = 1, .alpha = 0.9})},
+      {"rmsprop_momentum",
+       maker<FusedRMSprop>(RmsPropOptions{.lr = 1, .alpha = 0.9, .momentum = 0.8})},
       {"adagrad",
        maker<FusedAdagrad>(AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
   };

@@ -116,6 +116,13 @@ TEST_P(Update, AdagradWithDecoupledAndLearningRateDecay) {
                            .initial_accumulator = 0.5},
                           1.0);
 }
+TEST_P(Update, RmsProp) {
+  run<reference::RmsProp>({.weight_decay = 0.01}, 1.0 / 64);
+}
+TEST_P(Update, RmsPropWithMomentum) {
+  run<reference::RmsProp>(
+      {.lr = 0.02, .alpha = 0.9, .eps = 1e-4, .momentum = 0.8, .weight_decay = 0.1}, 1.0);
+}
 TEST_P(Update, NovoGrad) {
   run<reference::NovoGrad>({.lr = 1e-2, .beta1 = 0.95, .beta2 = 0.98, .weight_decay = 0.1},
                            1.0 / 64);

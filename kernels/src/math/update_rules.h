@@ -10,6 +10,7 @@
 #include "math/adam.h"
 #include "math/lamb.h"
 #include "math/novograd.h"
+#include "math/rmsprop.h"
 #include "math/sgd.h"
 
 #endif

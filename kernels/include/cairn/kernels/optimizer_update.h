@@ -130,6 +130,19 @@ struct AdagradOptions {
   double l2() const { return adagrad_w ? 0.0 : weight_decay; }
 };
 
+/// RMSprop, per element, with v = moment1 and b = moment2 (absent where momentum is 0):
+///   g += weight_decay w.  v = alpha v + (1 - alpha) g^2;  u = g / (sqrt(v) + eps)
+///   momentum: b = momentum b + u;  w -= lr b.  Else w -= lr u
+/// As torch.optim.RMSprop, which adds eps to the root (Tieleman & Hinton 2012).
+struct RmsPropOptions {
+  double lr = 1e-2, alpha = 0.99, eps = 1e-8, momentum = 0.0, weight_decay = 0.0;
+  double gradient_scale = 1.0;
+
+  static constexpr const char* kName = "rmsprop_update";
+  int moments() const { return momentum != 0.0 ? 2 : 1; }
+  double l2() const { return weight_decay; }
+};
+
 /// NovoGrad, per element, with m = moment1, one running norm n = entry.norm for the whole tensor
 /// and d = n / sqrt(correction2) + eps:
 ///   reg_inside_moment: g = g / d + weight_decay w;  m = b1 m + b3 g;  w -= lr m / correction1
@@ -186,8 +199,8 @@ void end_lamb_update(const std::vector<UpdateEntry>& entries, const std::vector<
 /// 0.1}). Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit. With a
 /// DeviceStep all entries need one gradient_factor and one l2; NovoGrad throws Unsupported, since
 /// its running norms are the caller's.
-using UpdateRule =
-    std::variant<AdamOptions, SgdOptions, AdagradOptions, NovoGradOptions, LambOptions>;
+using UpdateRule = std::variant<AdamOptions, SgdOptions, AdagradOptions, RmsPropOptions,
+                                NovoGradOptions, LambOptions>;
 void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule,
             const DeviceStep& device = {});
 

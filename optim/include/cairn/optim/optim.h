@@ -10,6 +10,7 @@
 #include "cairn/optim/novograd.h"
 #include "cairn/optim/optimizer.h"
 #include "cairn/optim/report.h"
+#include "cairn/optim/rmsprop.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/optim/weight_average.h"
