@@ -23,9 +23,9 @@ std::vector<MakeOfGroups> makers() {
           maker<FusedSGD>(SgdOptions{.momentum = 0.9, .dampening = 0.1}),
           maker<FusedSGD>(SgdOptions{}),
           maker<FusedAdagrad>(AdagradOptions{.lr_decay = 0.1, .initial_accumulator = 0.1}),
-          maker<FusedRMSprop>(RmsPropOptions{.momentum = 0.9}),
           maker<FusedLAMB>(LambOptions{.max_gradient_norm = 0.3}),
-          maker<FusedLAMB>(LambOptions{.max_gradient_norm = 0, .use_nvlamb = true})};
+          maker<FusedLAMB>(LambOptions{.max_gradient_norm = 0, .use_nvlamb = true}),
+          maker<FusedRMSprop>(RmsPropOptions{.momentum = 0.9})};
 }
 
 /// Two groups of parameters of every dtype.
