@@ -169,15 +169,15 @@ class Run {
   /// divide gradients or weights (ZeRO), each tells its part.
   void histograms(std::span<const NamedTensor> parameters);
 
-  /// Pictures at the last step that was told: [H, W], [C, H, W] or [N, C, H, W] (beside each other),
-  /// of one channel or three, u8, or floating from 0 (black) to 1, beyond which they are cut.
-  /// TensorBoard has all, the page the last of each of the first 16 names. Copied to the host and
-  /// encoded here. Throws InvalidArgument for other shapes and dtypes, and more than 2,048 pixels in
-  /// a row or a column of all.
+  /// Pictures at the last step that was told: [H, W], [C, H, W] or, beside each other,
+  /// [N, C, H, W], of one channel or three, u8, or floating from 0 (black) to 1, beyond which they
+  /// are cut. TensorBoard has all, the page the last of each of the first 16 names. Copied to the
+  /// host and encoded here. Throws InvalidArgument for other shapes and dtypes, and where all
+  /// together are more than 2,048 pixels wide or high.
   void image(std::string_view name, const Tensor& pixels);
 
-  /// A text at the last step that was told, as it stands, in lines: a table. TensorBoard has all, the
-  /// page the last of each of the first 16 names. Of a text, the first 256 KiB are kept.
+  /// A text at the last step that was told, as it stands, in lines: a table. TensorBoard has all,
+  /// the page the last of each of the first 16 names. Of a text, the first 256 KiB are kept.
   ///
   ///   run.text("precision of operations", explain.report().table());         // amp::Explain
   ///   if (anomaly.first()) run.text("anomaly", anomaly.first()->describe());  // amp::AnomalyMode

@@ -174,9 +174,9 @@ class Optimizer : public core::Stateful {
   /// That of an update which stopped, too: it has stopped where it is loaded.
   StateDict undo_state() const override;
 
-  /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad, RMSprop): state, by index in
-  /// registration order: step, exp_avg ...; param_groups: lr ..., params. Lists and tuples are
-  /// dictionaries with the keys "0", "1" ..., booleans 0 and 1. docs/optim.md has the table.
+  /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad, RMSprop): state, by
+  /// index in registration order: step, exp_avg ...; param_groups: lr ..., params. Lists and tuples
+  /// are dictionaries with the keys "0", "1" ..., booleans 0 and 1. docs/optim.md has the table.
   /// Throws Unsupported for a rule or an option that torch lacks.
   StateDict torch_state_dict() const;
   /// Takes such a state over: lr, weight decay, betas, eps and momentum of each group, step counts
