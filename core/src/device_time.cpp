@@ -34,8 +34,8 @@ class Marks {
   std::uint64_t record(void* stream) {
     const std::lock_guard lock(mutex_);
     if (!start_) begin(stream);
-    const std::uint64_t number = next_++;
     if (marks_.size() < kMarks) marks_.push_back({.event = cuda::create_event(device_, true)});
+    const std::uint64_t number = next_++;
     Mark& mark = marks_[number % kMarks];
     mark.number = number;
     mark.reached.reset();
@@ -132,8 +132,9 @@ TimeMark mark_time(Device device) {
 MarkedTime time_of(TimeMark mark) {
   if (mark.number == 0) return {};
   try {
-    return marks_of(static_cast<int>((mark.number - 1) % kDevices))
-        .time_of((mark.number - 1) / kDevices);
+    const auto device = static_cast<int>((mark.number - 1) % kDevices);
+    const DeviceGuard guard({DeviceType::cuda, device});  // a question of another's makes a context
+    return marks_of(device).time_of((mark.number - 1) / kDevices);
   } catch (const Error&) {
     return {};
   }

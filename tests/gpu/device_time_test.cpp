@@ -7,6 +7,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <set>
 #include <thread>
 
 #include "cairn/core/graph.h"
@@ -239,6 +241,25 @@ TEST_F(DeviceTime, OfWaitsForRanksIsTheStreams) {
   EXPECT_GE(step["seconds/backward"], 0.019);
   EXPECT_LT(step["seconds/backward"], 0.049);
   EXPECT_GE(step["seconds/step"], 0.119);
+}
+
+/// The run's own thread asks for times: it must not make another GPU ready for that.
+TEST(DeviceTimeDeathTest, OfARunOnOneGpuTouchesNoOther) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto train = [] {
+    const test::TemporaryFolder folder;
+    {
+      const Device second{DeviceType::cuda, 1};
+      const core::DeviceGuard guard(second);
+      observe::Run run(folder.string(), {.device = second});
+      for (int step = 0; step < 3; ++step) {
+        const Span part(run, "forward");
+        run.step({{"loss", 1}});
+      }
+    }
+    std::_Exit(gpusim::counters().contexts == std::set<int>{1} ? 0 : 1);
+  };
+  EXPECT_EXIT(train(), testing::ExitedWithCode(0), "");
 }
 
 TEST_F(DeviceTime, OfTracesIsTheGpus) {

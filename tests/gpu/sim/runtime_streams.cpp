@@ -125,6 +125,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   const Call call("cudaEventElapsedTime");
   if (const cudaError_t code = enter(call)) return code;
+  touch_context(current_device());
   const Event *const start = find_event(from), *const end = find_event(to);
   const bool timed = start != nullptr && end != nullptr && start->timed && end->timed &&
                      start->recorded && end->recorded && start->device == end->device;
