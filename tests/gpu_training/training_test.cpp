@@ -10,6 +10,7 @@
 #include <regex>
 #include <sstream>
 
+#include "observe/run_files.h"
 #include "support/tensors.h"
 #include "tools/shell.h"
 
@@ -234,6 +235,21 @@ TEST_F(Gpt2OnGpus, KeepsStatesOnTheHost) {
   EXPECT_EQ(there.status, 0) << there.out << there.err;
   EXPECT_THAT(there.out, HasSubstr("GPU 0.2 MiB"));  // 0.6 without
   EXPECT_EQ(losses(with("late") + here + " --offload host"), losses(with("late") + here));
+}
+
+/// The host queues what its GPU waits for and goes on: only the GPU's own time tells who is late.
+TEST(Training, NamesTheSlowestRank) {
+  const TemporaryFolder folder;
+  const ShellResult result =
+      shell(with("late") + kTwo + kDigits +
+            " --device cuda --batch-size 1 --steps 8 --slow-rank 1 --observe " +
+            (folder / "run").string());
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  const nlohmann::json page = page_data(folder / "run");
+  EXPECT_EQ(page["slowest"], 1);
+  ASSERT_EQ(page["side_by_side"].size(), 2u);
+  const double other = page["side_by_side"][0]["own"], slow = page["side_by_side"][1]["own"];
+  EXPECT_GT(slow, 1.3 * other);
 }
 
 TEST(Training, WaitsForFewThingsAndMakesOneContext) {
