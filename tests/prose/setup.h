@@ -11,6 +11,7 @@
 #include <cairn/amp/scaled_step.h>
 #include <cairn/autograd/autograd.h>
 #include <cairn/autograd/saved_bytes.h>
+#include <cairn/checkpointing/batch_size.h>
 #include <cairn/checkpointing/foreign_tensors.h>
 #include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/offload.h>
@@ -87,6 +88,10 @@ extern NamedTensors parameters;  // of a trainer with arrays of its own
 extern int epochs, step;
 void train_step();
 void train_step(const data::Batch& batch);
+void train_step(std::int64_t samples);
+double train_epoch();  // its accuracy
+extern amp::Explain explain;
+extern amp::AnomalyMode anomaly;
 void engine_get(int tensor, void* to, std::size_t at, std::size_t bytes);  // another library's
 void engine_set(int tensor, const void* from, std::size_t at, std::size_t bytes);
 

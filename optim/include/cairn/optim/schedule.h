@@ -139,8 +139,8 @@ struct EarlyStoppingOptions {
 ///
 ///   optim::EarlyStopping stopping({.patience = 5, .higher_is_better = true});
 ///   for (int epoch = 0; epoch < 90; ++epoch) {
-///     train_epoch();
-///     if (stopping.step(accuracy)) break;   // the same on every rank
+///     const double accuracy = train_epoch();  // the same on every rank
+///     if (stopping.step(accuracy)) break;
 ///   }
 class EarlyStopping : public core::Stateful {
  public:

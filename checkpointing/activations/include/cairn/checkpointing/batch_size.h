@@ -7,10 +7,10 @@
 //         const Tensor x = Tensor::empty({batch, 3, 32, 32}, DType::f32, device);
 //         const Tensor labels = Tensor::zeros({batch}, DType::i64, device);
 //         autograd::backward(nn::cross_entropy(model(x), labels));
-//         model.zero_grad();
+//         model.clear_grad();
 //       },
 //       {.device = device, .budget = std::size_t{8} << 30});
-//   data::DataLoader loader(dataset, sampler, {.batch_size = found.batch});
+//   data::DataLoader loader(train, sampler, {.batch_size = found.batch});
 #pragma once
 
 #include <cstddef>
