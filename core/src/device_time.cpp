@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,16 +13,13 @@
 #include "cairn/core/stream.h"
 #include "capture.h"
 #include "cuda_interface.h"
+#include "steady_seconds.h"
 
 namespace cairn::core {
 
 namespace {
 
 constexpr std::size_t kMarks = std::size_t{1} << 14;
-
-double steady_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// The last marks of one device, and the last one whose time is known: others count from it.
 class Marks {
@@ -39,7 +35,7 @@ class Marks {
     Mark& mark = marks_[number % kMarks];
     mark.number = number;
     mark.reached.reset();
-    mark.recorded = steady_now();
+    mark.recorded = steady_seconds();
     cuda::record_event(mark.event, stream);
     return number;
   }
@@ -77,14 +73,14 @@ class Marks {
   /// As if the device were idle; what it does later corrects it.
   void begin(void* stream) {
     if (!start_) start_ = {cuda::create_event(device_, true), 0};
-    start_->seconds = steady_now();
+    start_->seconds = steady_seconds();
     cuda::record_event(start_->event, stream);
   }
 
   /// Its event is not needed any more: it becomes the one that others count from.
   void reach(Mark& mark) {
     const double counted = start_->seconds + cuda::elapsed_seconds(start_->event, mark.event);
-    mark.reached = std::max(mark.recorded, std::min(counted, steady_now()));
+    mark.reached = std::max(mark.recorded, std::min(counted, steady_seconds()));
     std::swap(start_->event, mark.event);
     start_->seconds = *mark.reached;
   }

@@ -13,7 +13,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <mutex>
 #include <utility>
@@ -22,6 +21,7 @@
 #include "cairn/core/process_memory.h"
 #include "cairn/core/rank_report.h"
 #include "cairn/core/status_page.h"
+#include "steady_seconds.h"
 
 namespace cairn::core {
 
@@ -47,10 +47,6 @@ struct TimedWaits {
 };
 thread_local TimedWaits timed_waits;
 thread_local double waited_before_step = 0, waited_in_all = 0, last_step_at = 0;
-
-double steady_time() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::int32_t thread_id() {
   return static_cast<std::int32_t>(syscall(SYS_gettid));
@@ -169,7 +165,7 @@ void tell_job(std::string_view job, int rank, int world_size) {
   StatusPage* now = page.load();
   if (now == nullptr) now = make_page();
   if (now == nullptr) return;
-  now->job.set(job, steady_time());
+  now->job.set(job, steady_seconds());
   now->rank.store(rank);
   now->world_size.store(world_size);
   now->magic.store(StatusPage::kMagic, std::memory_order_release);
@@ -182,7 +178,7 @@ bool tells_status() {
 
 void tell_device(std::string_view device) {
   if (StatusPage* const now = page.load(std::memory_order_acquire)) {
-    now->device.set(device, steady_time());
+    now->device.set(device, steady_seconds());
   }
 }
 
@@ -193,7 +189,7 @@ void tell_temperature(double celsius) {
 void tell_step(std::int64_t step, double loss) {
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
-  const double time = steady_time();
+  const double time = steady_seconds();
   if (last_step_at > 0) {
     now->step_seconds.store(time - last_step_at, std::memory_order_relaxed);
     now->step_waits.store(waited_in_all - waited_before_step, std::memory_order_relaxed);
@@ -277,7 +273,7 @@ void answer_profile_request(std::uint64_t number, bool refused, std::string_view
   const std::lock_guard lock(mutex);
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
-  now->profile_answer.set(text, steady_time());
+  now->profile_answer.set(text, steady_seconds());
   now->profile_refused = refused;
   now->profile_answered = number;
 }
@@ -285,7 +281,7 @@ void answer_profile_request(std::uint64_t number, bool refused, std::string_view
 std::string rank_report() {
   const StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return "";
-  const double time = steady_time();
+  const double time = steady_seconds();
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   RankReport told{.rank = now->rank, .world_size = now->world_size, .process = now->process};
@@ -343,7 +339,7 @@ std::vector<StreamWait> take_stream_waits() {
 }
 
 WaitMark::WaitMark(std::string_view text, Kind kind)
-    : text_(text), since_(steady_time()), outer_(std::exchange(innermost_wait, this)) {
+    : text_(text), since_(steady_seconds()), outer_(std::exchange(innermost_wait, this)) {
   if (outer_ == nullptr) began_ = timed_waits.mark();
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;
@@ -354,7 +350,7 @@ WaitMark::WaitMark(std::string_view text, Kind kind)
 WaitMark::~WaitMark() {
   innermost_wait = outer_;
   timed_waits.end(began_);
-  const double seconds = steady_time() - since_;
+  const double seconds = steady_seconds() - since_;
   if (outer_ == nullptr) waited_in_all += seconds;
   StatusPage* const now = page.load(std::memory_order_acquire);
   if (now == nullptr) return;

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
+
+#include "steady_seconds.h"
 
 namespace cairn::core {
 
@@ -25,10 +26,6 @@ struct Observers {
 Observers& observers() {
   static auto* const only = new Observers;
   return *only;
-}
-
-double steady_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
@@ -60,7 +57,7 @@ WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name, Device device
   if (!WorkObservation::any()) return;
   outer_ = std::exchange(innermost_span, this);
   began_ = mark_time(device_);
-  begin_ = steady_now();
+  begin_ = steady_seconds();
 }
 
 WorkSpan::~WorkSpan() {
@@ -71,7 +68,7 @@ WorkSpan::~WorkSpan() {
                           .stream = std::string(stream_of_thread),
                           .thread = std::this_thread::get_id(),
                           .begin = *begin_,
-                          .end = steady_now(),
+                          .end = steady_seconds(),
                           .began = began_,
                           .ended = mark_time(device_),
                           .flows = std::move(flows_),

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 constexpr auto kTurn = std::chrono::milliseconds(50), kTurnOfProfile = std::chrono::milliseconds(5);
 constexpr std::size_t kMostRecordBytes = 64 << 20;  // that wait to be written, if a disk is stuck
 constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
-constexpr double kPatience = 2;  // seconds for a GPU, where what was told is wanted at once
+constexpr double kPatienceForGpu = 2;  // seconds for a GPU, where what was told is wanted at once
 
 /// The rings that a thread tells in, one a run; each knows when the thread has ended.
 struct OwnRings {
@@ -148,10 +148,6 @@ double memory_limit(const RunOptions& options) {
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) /
          options.world.size;
 }
-
-}  // namespace
-
-namespace {
 
 core::MarkedTime time_of(core::TimeMark mark, std::optional<double> deadline) {
   for (;;) {
@@ -331,7 +327,7 @@ void Writer::turn(bool last, bool asked) {
   sample_temperature(now);
   const bool wanted = trace_.wanted();
   const bool all = last || asked || wanted;
-  empty_rings(all ? std::optional(now + kPatience) : std::nullopt);
+  empty_rings(all ? std::optional(now + kPatienceForGpu) : std::nullopt);
   trace_.turn(wanted, last);
   hand_out_metrics();
   take_records();
