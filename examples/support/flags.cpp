@@ -86,6 +86,13 @@ void Flags::add_to(CLI::App& app) {
       "--resume", resume_from,
       "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
   add_observe_to(app);
+  app.add_flag(
+         "--explain", explain,
+         "watches three steps and shows, on the page, the precision of each operation and why")
+      ->needs("--observe");
+  app.add_flag("--detect-anomaly", detect_anomaly,
+               "shows the first operation whose result is not finite, on the page; slow")
+      ->needs("--observe");
 }
 
 void Flags::add_observe_to(CLI::App& app) {
@@ -109,13 +116,6 @@ void Flags::add_observe_to(CLI::App& app) {
                  "for TensorBoard; 0: none")
       ->needs(folder)
       ->check(command_line::not_below_zero());
-  app.add_flag(
-         "--explain", explain,
-         "watches three steps and shows, on the page, the precision of each operation and why")
-      ->needs(folder);
-  app.add_flag("--detect-anomaly", detect_anomaly,
-               "shows the first operation whose result is not finite, on the page; slow")
-      ->needs(folder);
 }
 
 std::vector<std::pair<std::string, std::string>> Flags::hyperparameters(const World& world) const {
