@@ -146,51 +146,46 @@ TEST_P(Updates, SgdMatchesTheReferenceForEveryOption) {
   for (std::int64_t n : kOptimizerUpdateSizes) check(n, cases[4], 1);
 }
 
+/// Of every size and mix of dtypes, where the first moment holds squares.
+template <class Options>
+void check_with_squares(const Options& options, Device device) {
+  std::vector<Parameter> all;
+  for (std::int64_t n : kOptimizerUpdateSizes) {
+    for (const Mix& mix : all_mixes()) {
+      const std::int64_t shift = all.size() % 2 == 0 ? 0 : 3;
+      Parameter p = make_parameter(mix, n, device, options.moments(), shift);
+      p.moment1 = test::Placed(random_values(n, 9, 0, 1), mix.moments, device, shift);
+      p.m = p.moment1.values();
+      all.push_back(p);
+    }
+  }
+  update(entries_of(all), options);
+  for (Parameter& p : all) {
+    expect(p, options);
+    p.expect_matches();
+  }
+}
+
 TEST_P(Updates, RmsPropMatchesTheReferenceWithAndWithoutMomentum) {
   for (const double momentum : {0.0, 0.9}) {
-    const RmsPropOptions options{.lr = 0.1,
-                                 .alpha = 0.9,
-                                 .eps = 1e-3,
-                                 .momentum = momentum,
-                                 .weight_decay = 0.1,
-                                 .gradient_scale = 0.5};
-    std::vector<Parameter> all;
-    for (std::int64_t n : kOptimizerUpdateSizes) {
-      for (const Mix& mix : all_mixes()) {
-        const std::int64_t shift = all.size() % 2 == 0 ? 0 : 3;
-        Parameter p = make_parameter(mix, n, GetParam(), options.moments(), shift);
-        p.moment1 = test::Placed(random_values(n, 9, 0, 1), mix.moments, GetParam(), shift);
-        p.m = p.moment1.values();
-        all.push_back(p);
-      }
-    }
-    update(entries_of(all), options);
-    for (Parameter& p : all) {
-      expect(p, options);
-      p.expect_matches();
-    }
+    check_with_squares(RmsPropOptions{.lr = 0.1,
+                                      .alpha = 0.9,
+                                      .eps = 1e-3,
+                                      .momentum = momentum,
+                                      .weight_decay = 0.1,
+                                      .gradient_scale = 0.5},
+                       GetParam());
   }
 }
 
 TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
-  for (bool adagrad_w : {false, true}) {
-    const AdagradOptions options{
-        .lr = 0.1, .eps = 1e-3, .weight_decay = 0.1, .adagrad_w = adagrad_w, .gradient_scale = 0.5};
-    std::vector<Parameter> all;
-    for (std::int64_t n : kOptimizerUpdateSizes) {
-      for (const Mix& mix : all_mixes()) {
-        const std::int64_t shift = all.size() % 2 == 0 ? 0 : 3;
-        Parameter p = make_parameter(mix, n, GetParam(), 1, shift);
-        p.moment1 = test::Placed(random_values(n, 9, 0, 1), mix.moments, GetParam(), shift);
-        p.m = p.moment1.values();
-        all.push_back(p);
-      }
-    }
-    update(entries_of(all), options);
-    for (Parameter& p : all) {
-      expect(p, options);
-      p.expect_matches();
-    }
+  for (const bool adagrad_w : {false, true}) {
+    check_with_squares(AdagradOptions{.lr = 0.1,
+                                      .eps = 1e-3,
+                                      .weight_decay = 0.1,
+                                      .adagrad_w = adagrad_w,
+                                      .gradient_scale = 0.5},
+                       GetParam());
   }
 }
 
