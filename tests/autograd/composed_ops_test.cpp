@@ -72,6 +72,13 @@ TEST(ComposedOps, HaveGradients) {
   check_gradients([](const Tensors& in) { return pad(in[0], 1, 2, 1, 5.0); }, {x()});
   check_gradients([](const Tensors& in) { return concat(split(in[0], 3, 2), 1); },
                   {leaf({2, 3, 6}, 2)});
+  check_gradients([](const Tensors& in) { return flip(in[0], 1); }, {x()});
+  check_gradients([](const Tensors& in) { return norm(in[0], {0, 2}); }, {x()});
+  const Tensor places = Tensor::from<std::int64_t>({2, 0, 2, 2, 1}, {5});
+  check_gradients([&](const Tensors& in) { return index_select(in[0], 1, places); }, {x()});
+  const Tensor rows = Tensor::from<std::int64_t>({2, 0, 2, 1, 3, 3}, {2, 3});
+  check_gradients([&](const Tensors& in) { return scatter_add(in[0], rows, in[1]); },
+                  {leaf({2, 4}, 5), leaf({2, 3}, 6)});
   check_gradients([](const Tensors& in) { return prelu(in[0], in[1]); }, {x(), leaf({4}, 3)});
   check_gradients([](const Tensors& in) { return einsum("abc,dca->bd", in); },
                   {x(), leaf({5, 4, 2}, 4)});
@@ -98,6 +105,41 @@ TEST(ComposedOps, HaveTheirShapesAndValues) {
   EXPECT_THAT(triu(x, 1).to_vector(), ElementsAre(0, 1, 2, 0, 0, 4));
   EXPECT_THAT(masked_fill(x, gt(x, Tensor::full({}, 4.0, DType::f64)), -1).to_vector(),
               ElementsAre(3, 1, 2, -1, -1, 4));
+}
+
+TEST(ComposedOps, MoveValues) {
+  const Tensor x = Tensor::from(Values{3, 1, 2, 6, 5, 4}, {2, 3});
+  EXPECT_THAT(flip(x, -1).to_vector(), ElementsAre(2, 1, 3, 4, 5, 6));
+  EXPECT_THAT(flip(x, 0).to_vector(), ElementsAre(6, 5, 4, 3, 1, 2));
+  const Tensor places = Tensor::from<std::int64_t>({2, 2, 0, 1}, {4});
+  const Tensor chosen = index_select(x, 1, places);
+  EXPECT_EQ(chosen.shape(), (Shape{2, 4}));
+  EXPECT_THAT(chosen.to_vector(), ElementsAre(2, 2, 3, 1, 4, 4, 6, 5));
+  const Tensor index = Tensor::from<std::int64_t>({2, 2, 0, 1}, {2, 2});
+  const Tensor source = Tensor::from(Values{10, 20, 30, 40}, {2, 2});
+  EXPECT_THAT(scatter_add(x, index, source).to_vector(), ElementsAre(3, 1, 32, 36, 45, 4));
+  EXPECT_THAT(x.to_vector(), ElementsAre(3, 1, 2, 6, 5, 4));
+}
+
+TEST(ComposedOps, NormsOfZerosHaveGradientZero) {
+  const Tensor x = Tensor::from(Values{3, 4, 0, 0}, {2, 2}).set_requires_grad(true);
+  const Tensor y = norm(x, {1});
+  EXPECT_THAT(y.to_vector(), ElementsAre(5, 0));
+  backward(sum(y));
+  expect_close(x.grad(), {0.6, 0.8, 0, 0}, 1e-12);
+  EXPECT_NEAR(norm(Tensor::full({4}, 300.0, DType::f16)).item(), 600, 1);  // squares overflow f16
+}
+
+TEST(ComposedOps, RandnIsTheGeneratorsNormal) {
+  manual_seed(5);
+  const Tensor x = randn({4, 1000});
+  EXPECT_EQ(x.dtype(), DType::f32);
+  EXPECT_NEAR(mean(x).item(), 0, 0.05);
+  EXPECT_NEAR(var(x).item(), 1, 0.1);
+  const Tensor other = randn({4, 1000});
+  manual_seed(5);
+  EXPECT_EQ(randn({4, 1000}).to_vector(), x.to_vector());
+  EXPECT_NE(other.to_vector(), x.to_vector());
 }
 
 /// By its formula, element by element.
@@ -168,6 +210,13 @@ TEST(ComposedOps, SayWhatWasExpected) {
   EXPECT_THAT(error_of([&] { (void)pad(x, 0, -1, 0); }), HasSubstr("0 or more"));
   EXPECT_THAT(error_of([&] { (void)var(x, {0}, false, 2); }), HasSubstr("more than 2"));
   EXPECT_THAT(error_of([&] { (void)arange(3, 2); }), HasSubstr("begin <= end"));
+  const Tensor index = Tensor::from<std::int64_t>({0, 3}, {2, 1});
+  EXPECT_THAT(error_of([&] { (void)scatter_add(x, index, x); }), HasSubstr("a source [..., K]"));
+  EXPECT_THAT(error_of([&] {
+                (void)scatter_add(x, index, random_tensor({2, 1}, 1));
+              }),
+              HasSubstr("indices in 0..5"));
+  EXPECT_THAT(error_of([&] { (void)index_select(x, 0, index); }), HasSubstr("an index [K]"));
   EXPECT_THAT(error_of([&] { (void)tril(random_tensor({3}, 1)); }), HasSubstr("[..., M, N]"));
 }
 

@@ -1,8 +1,10 @@
 // Operations that are made of others.
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "cairn/core/error.h"
+#include "cairn/core/generator.h"
 #include "ops/common.h"
 
 namespace cairn::autograd {
@@ -64,6 +66,14 @@ Tensor var(const Tensor& x, const std::vector<int>& dims, bool keep_dims, double
   return affine(sum(squares, dims, keep_dims), 1 / (count - correction), 0);
 }
 
+Tensor norm(const Tensor& x, const std::vector<int>& dims, bool keep_dims) {
+  return widened_through(x, [&](const Tensor& wide) {
+    const Tensor squares = sum(square(wide), dims, keep_dims);
+    const Tensor zero = scalar_like(squares, 0), some = gt(squares, zero);
+    return where(some, sqrt(where(some, squares, scalar_like(squares, 1))), squares);
+  });
+}
+
 TopK sort(const Tensor& x, bool descending) {
   CAIRN_CHECK(x.dims() >= 1, "sort", "expected [..., V], got a scalar");
   return topk(x, x.size(-1), descending);
@@ -74,6 +84,12 @@ Tensor arange(std::int64_t begin, std::int64_t end, DType dtype, Device device) 
   std::vector<std::int64_t> values;
   for (std::int64_t value = begin; value < end; ++value) values.push_back(value);
   return Tensor::from(values, {end - begin}, dtype, device);
+}
+
+Tensor randn(const Shape& shape, DType dtype, Device device) {
+  const Tensor x = Tensor::empty(shape, dtype, device);
+  core::Generator::current().fill_normal(x, 0, 1);
+  return x;
 }
 
 Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype) {
@@ -116,6 +132,23 @@ std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim) {
   for (std::int64_t begin = 0; begin < all; begin += size)
     parts.push_back(slice(x, dim, begin, std::min(all, begin + size)));
   return parts;
+}
+
+Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
+  const int at = core::wrap_dim(dim, x.dims(), "index_select");
+  CAIRN_CHECK(index.defined() && index.dims() == 1, "index_select", "expected an index [K], got ",
+              index.defined() ? core::str(index.shape()) : "none");
+  const Tensor first = transpose(x, 0, at);
+  Shape shape = first.shape();
+  const Tensor rows = embedding(reshape(first, {shape[0], -1}), index);
+  shape[0] = index.numel();
+  return transpose(reshape(rows, shape), 0, at);
+}
+
+Tensor flip(const Tensor& x, int dim) {
+  std::vector<std::int64_t> backwards(static_cast<std::size_t>(x.size(dim)));
+  std::iota(backwards.rbegin(), backwards.rend(), 0);
+  return index_select(x, dim, Tensor::from(backwards, {x.size(dim)}, DType::i64, x.device()));
 }
 
 Tensor pad(const Tensor& x, int dim, std::int64_t before, std::int64_t behind, double value) {

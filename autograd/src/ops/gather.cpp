@@ -1,4 +1,4 @@
-// gather, nll_loss: lookups in x [N, V] as a table of N V rows of one element.
+// gather, scatter_add, nll_loss: lookups in x [N, V] as a table of N V rows of one element.
 #include <vector>
 
 #include "cairn/autograd/ops.h"
@@ -64,6 +64,32 @@ struct Gather {
   }
 };
 
+struct ScatterAdd {
+  static constexpr OpInfo kInfo{"scatter_add", CastPolicy::promote};
+  Tensor index;  // no input: it stays i64
+
+  Tensor forward(Context& ctx, const Tensor& x, const Tensor& source) {
+    const bool fits = index.defined() && index.dtype() == DType::i64 && x.dims() >= 1 &&
+                      index.dims() == x.dims() && rows_of(index) == rows_of(x) &&
+                      source.shape() == index.shape();
+    CAIRN_CHECK(fits, kInfo.name,
+                "expected x [..., V], an index [..., K] i64 and a source [..., K], got ", x.shape(),
+                ", ", index.defined() ? core::str(index.dtype(), index.shape()) : "none", " and ",
+                source.shape());
+    const Tensor places = places_in_table(as_matrix(index), x.size(-1));
+    const Tensor y = empty_as(x, x.shape(), x.dtype());
+    kernels::copy(x, y);
+    kernels::embedding_backward(as_table(contiguous_data(source)), places, as_table(y), true);
+    ctx.save(places);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor dsource = empty_as(dy, ctx.input_shape(1), dy.dtype());
+    kernels::embedding(as_table(contiguous_data(dy)), ctx.saved(0), as_table(dsource));
+    return {dy, dsource};
+  }
+};
+
 struct Nll {
   static constexpr OpInfo kInfo{"nll_loss", CastPolicy::f32};
   NllOptions options;
@@ -121,6 +147,10 @@ struct Nll {
 
 Tensor gather(const Tensor& x, const Tensor& index) {
   return apply(Gather{}, x, index);
+}
+
+Tensor scatter_add(const Tensor& x, const Tensor& index, const Tensor& source) {
+  return apply(ScatterAdd{index}, x, source);
 }
 
 Tensor nll_loss(const Tensor& x, const Tensor& target, const NllOptions& options) {

@@ -75,6 +75,8 @@ Tensor min(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = 
 /// The mean of (x - mean)^2, times n / (n - correction) of n values.
 Tensor var(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false,
            double correction = 1.0);
+/// The root of the sum of squares. The gradient is 0 where the norm is.
+Tensor norm(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 Tensor argmax(
     const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals, or of NaN
 Tensor argmin(const Tensor& x);
@@ -90,11 +92,19 @@ TopK sort(const Tensor& x, bool descending = false);  // each row, as topk
 Tensor cumsum(const Tensor& x, int dim);
 /// x [..., V], index [..., K] i64 in 0..V-1: the elements of each row at these places, [..., K].
 Tensor gather(const Tensor& x, const Tensor& index);
+/// x [..., V], index [..., K] i64 in 0..V-1, source [..., K]: x, with the elements of each row of
+/// the source added at these places, in order where several share one.
+Tensor scatter_add(const Tensor& x, const Tensor& index, const Tensor& source);
+/// Along a dimension: the entries at these places (index [K] i64), in their order.
+Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+Tensor flip(const Tensor& x, int dim);  // along a dimension: the last entry first
 
 // Made of numbers; no gradient.
 /// begin, begin + 1 ... end - 1.
 Tensor arange(std::int64_t begin, std::int64_t end, DType dtype = DType::i64,
               Device device = core::default_device());
+/// Of mean 0 and variance 1, drawn from core::Generator::current().
+Tensor randn(const Shape& shape, DType dtype = DType::f32, Device device = core::default_device());
 /// index [...] i64 in 0..classes-1: [..., classes], 1 there and 0 elsewhere.
 Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = DType::f32);
 
