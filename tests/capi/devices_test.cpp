@@ -2,9 +2,9 @@
 // one process on the CPU, and what it saved goes on.
 #include <cmath>
 
-#include "calls.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
+#include "calls.h"
 #include "parallel/ranks.h"
 #include "support/rank_device.h"
 #include "support/tensors.h"
