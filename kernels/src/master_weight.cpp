@@ -405,6 +405,13 @@ Tensor sealed(const Tensor& value, const MasterWeight* master) {
   return value;
 }
 
+/// Nothing: this rank has the whole.
+std::optional<core::ElementRange> stored_part(const Tensor& weight) {
+  if (const auto* parts = core::WeightInParts::of(weight)) return parts->range();
+  const MasterWeight* master = MasterWeight::peek(weight);
+  return master == nullptr ? std::nullopt : master->part();
+}
+
 }  // namespace
 
 Tensor exported_value(const Tensor& weight) {
@@ -428,10 +435,10 @@ StateDict::Value exported_state(const Tensor& weight) {
                      parts->range().begin};
 }
 
-std::optional<core::ElementRange> stored_part(const Tensor& weight) {
-  if (const auto* parts = core::WeightInParts::of(weight)) return parts->range();
-  const MasterWeight* master = MasterWeight::peek(weight);
-  return master == nullptr ? std::nullopt : master->part();
+bool is_stored_part(const Tensor& weight, const core::Shard& shard) {
+  const auto own = stored_part(weight);
+  return own && shard.whole == weight.shape() && shard.begin == own->begin &&
+         shard.tensor.numel() == own->size() && core::is_floating(shard.tensor.dtype());
 }
 
 namespace {
@@ -454,10 +461,9 @@ void write_weight(const Tensor& weight, const StateDict::Value& value, bool keep
     return write_weight(weight, *whole, keep_exact);
   }
   const auto* shard = std::get_if<core::Shard>(&value);
-  const auto own = stored_part(weight);
   const bool in_parts = core::WeightInParts::of(weight) != nullptr;
-  const bool fits = shard != nullptr && own && own->begin == shard->begin &&
-                    own->size() == shard->tensor.numel() && (in_parts || shard->rounded.defined());
+  const bool fits =
+      shard != nullptr && is_stored_part(weight, *shard) && (in_parts || shard->rounded.defined());
   CAIRN_CHECK(fits, "master", "expected the value of '", weight.name(),
               "' or the shard of it that this rank keeps, got another");
   MasterWeight* master = MasterWeight::of(weight);

@@ -37,11 +37,6 @@ void flatten(const StateDict& state, const std::string& path,
   }
 }
 
-bool is_own_part(const Shard& shard, const Tensor& tensor) {
-  const auto own = kernels::stored_part(tensor);
-  return own && own->begin == shard.begin && own->size() == shard.tensor.numel();
-}
-
 // What keeps the value from being loaded into the tensor; empty: nothing.
 std::string problem(const std::string& name, const StateDict::Value& value, const Tensor& tensor) {
   const auto* shard = std::get_if<Shard>(&value);
@@ -51,7 +46,7 @@ std::string problem(const std::string& name, const StateDict::Value& value, cons
   if (shape != tensor.shape()) {
     return core::str("'", name, "' has shape ", shape, " instead of ", tensor.shape());
   }
-  if (shard != nullptr && !is_own_part(*shard, tensor)) {
+  if (shard != nullptr && !kernels::is_stored_part(tensor, *shard)) {
     return core::str("'", name, "' is a part of it that this rank does not keep");
   }
   if (core::is_floating(given->dtype()) != core::is_floating(tensor.dtype())) {

@@ -42,7 +42,8 @@ TEST_P(ResNets, HaveTorchvisionsLogits) {
     if (!entry.starts_with(arch + "/")) continue;
     const std::string name = entry.substr(arch.size() + 1);
     const std::vector<double>& sizes = golden.values(entry);
-    weights.push_back({name, numbered_values(weights.size(), Shape(sizes.begin(), sizes.end()), name)});
+    weights.push_back(
+        {name, numbered_values(weights.size(), Shape(sizes.begin(), sizes.end()), name)});
   }
   const TemporaryFolder folder;
   const std::string path = (folder / "weights.safetensors").string();
@@ -51,12 +52,14 @@ TEST_P(ResNets, HaveTorchvisionsLogits) {
   checkpointing::load(model, path);
   model.eval();
   const autograd::NoGradGuard plain;
-  const std::vector<double> ours = model(numbered_values(1000, {2, 3, 64, 64}, "images")).to_vector(),
+  const std::vector<double> ours =
+                                model(numbered_values(1000, {2, 3, 64, 64}, "images")).to_vector(),
                             theirs = golden.values(arch + ".logits");
   ASSERT_EQ(ours.size(), theirs.size());
   double largest = 0;
   for (const double logit : theirs) largest = std::max(largest, std::abs(logit));
-  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], theirs[i], 1e-5 * largest) << i;
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    EXPECT_NEAR(ours[i], theirs[i], 1e-5 * largest) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Imagenet, ResNets, testing::Values("resnet18", "resnet50"),

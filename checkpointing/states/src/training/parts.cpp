@@ -143,17 +143,10 @@ std::string text_of(const StateDict::Value& value) {
                    shard->begin, " on");
 }
 
-/// The part of its exact value that this rank keeps.
-bool is_own_part(const Shard& shard, const Tensor& tensor) {
-  const auto own = kernels::stored_part(tensor);
-  return own && shard.whole == tensor.shape() && shard.begin == own->begin &&
-         shard.tensor.numel() == own->size() && core::is_floating(shard.tensor.dtype());
-}
-
 bool fits(const StateDict::Value& from, const StateDict::Value& to) {
   const auto* part = std::get_if<Shard>(&from);
   const auto* tensor = std::get_if<Tensor>(&to);
-  if (part != nullptr && tensor != nullptr) return is_own_part(*part, *tensor);
+  if (part != nullptr && tensor != nullptr) return kernels::is_stored_part(*tensor, *part);
   if (from.index() != to.index() || !can_load(*tensor_in(from), *tensor_in(to))) return false;
   const auto *a = std::get_if<Shard>(&from), *b = std::get_if<Shard>(&to);
   return a == nullptr || (a->whole == b->whole && a->begin == b->begin);

@@ -115,8 +115,8 @@ Tensor exported_value(const Tensor& weight);
 /// The same for a state: a Shard where this rank has a part only, with the rounded weight where
 /// that is whole.
 StateDict::Value exported_state(const Tensor& weight);
-/// The elements of the Shard that exported_state() gives; nothing: it gives the whole.
-std::optional<core::ElementRange> stored_part(const Tensor& weight);
+/// Whether a shard is what exported_state() gives: of the part that this rank has.
+bool is_stored_part(const Tensor& weight, const core::Shard& shard);
 
 /// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a
 /// half weight that has no master gets one where the value does not fit it (waits for the device).
