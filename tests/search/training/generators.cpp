@@ -81,16 +81,21 @@ rc::Gen<bool> sometimes() {
 }
 
 rc::Gen<Rule> rules() {
-  const auto kinds = choice<Kind>(
-      {{5, Kind::sgd}, {3, Kind::adam}, {2, Kind::lamb}, {1, Kind::novograd}, {1, Kind::adagrad}});
+  const auto kinds = choice<Kind>({{5, Kind::sgd},
+                                   {3, Kind::adam},
+                                   {2, Kind::lamb},
+                                   {1, Kind::novograd},
+                                   {1, Kind::adagrad},
+                                   {1, Kind::rmsprop}});
   return rc::gen::map(rc::gen::tuple(kinds, choice<double>({{2, 0.0}, {1, 0.5}}), seldom(),
                                      sometimes(), sometimes()),
                       [](const auto& drawn) {
                         const auto& [kind, momentum, decays, larc, two_groups] = drawn;
                         const bool bounds =
                             kind == Kind::lamb || kind == Kind::novograd;  // which LARC refuses
+                        const bool has_momentum = kind == Kind::sgd || kind == Kind::rmsprop;
                         return Rule{.kind = kind,
-                                    .momentum = kind == Kind::sgd ? momentum : 0.0,
+                                    .momentum = has_momentum ? momentum : 0.0,
                                     .decay = decays || kind == Kind::lamb ? 0.0625 : 0.0,
                                     .larc = larc && !bounds,
                                     .two_groups = two_groups};
@@ -98,7 +103,7 @@ rc::Gen<Rule> rules() {
 }
 
 const char* kind_name(Kind kind) {
-  const char* const names[] = {"SGD", "Adam", "Adagrad", "LAMB", "NovoGrad"};
+  const char* const names[] = {"SGD", "Adam", "Adagrad", "LAMB", "NovoGrad", "RMSprop"};
   return names[static_cast<int>(kind)];
 }
 

@@ -14,21 +14,22 @@ namespace cairn::stateful {
 
 using Values = std::vector<double>;
 
-enum class Kind { sgd, adam, adagrad, lamb, novograd };
+enum class Kind { sgd, adam, adagrad, lamb, novograd, rmsprop };
 
-/// What an optimizer does, and to whom: SGD with or without momentum, AdamW, Adagrad, LAMB,
-/// NovoGrad.
+/// What an optimizer does, and to whom: SGD and RMSprop with or without momentum, AdamW, Adagrad,
+/// LAMB, NovoGrad.
 struct Rule {
   Kind kind = Kind::sgd;
-  double momentum = 0.0;  // SGD's
+  double momentum = 0.0;  // SGD's and RMSprop's
   double lr = 0.125;
-  double decay = 0.0;       // L2 for SGD and Adagrad; decoupled for the others
+  double decay = 0.0;       // L2 for SGD, Adagrad and RMSprop; decoupled for the others
   bool larc = false;        // within LARC
   bool two_groups = false;  // parameters with odd numbers, at half the rate
 
   /// Numbers that it keeps beside a weight.
   int moments() const {
     if (kind == Kind::sgd) return momentum > 0 ? 1 : 0;
+    if (kind == Kind::rmsprop) return momentum > 0 ? 2 : 1;
     return kind == Kind::adagrad ? 1 : 2;
   }
 };
@@ -131,7 +132,7 @@ struct Gradient {
 };
 
 struct Parameter {
-  Values weight, first, second;  // moments; second: Adam's, LAMB's, NovoGrad's running norm
+  Values weight, first, second;  // moments; second: NovoGrad's running norm, RMSprop's momentum
   Values raw;                    // the weight as a forward sees it
   int group = 0;                 // of its optimizer; -1: one that was added
   int updates = 0;
@@ -153,6 +154,7 @@ struct Parameter {
     second.resize(rule.kind == Kind::novograd ? 1 : g.size(), 0.0);
     if (rule.kind == Kind::sgd) sgd(g, rule, lr, decay);
     if (rule.kind == Kind::adagrad) adagrad(g, lr, decay);
+    if (rule.kind == Kind::rmsprop) rmsprop(g, rule, lr, decay);
     if (rule.kind == Kind::adam) adam(g, lr, decay);
     if (rule.kind == Kind::lamb) lamb(g, lr, decay, bf16_moments);
     if (rule.kind == Kind::novograd) novograd(g, lr, decay);
@@ -181,6 +183,14 @@ struct Parameter {
       const double whole = g[i] + decay * weight[i];
       first[i] += whole * whole;
       weight[i] -= lr * whole / (std::sqrt(first[i]) + 1e-10);
+    }
+  }
+  void rmsprop(const Values& g, const Rule& rule, double lr, double decay) {
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      const double whole = g[i] + decay * weight[i];
+      first[i] = 0.99 * first[i] + 0.01 * whole * whole;
+      second[i] = rule.momentum * second[i] + whole / (std::sqrt(first[i]) + 1e-8);
+      weight[i] -= lr * second[i];
     }
   }
   void round_moments(const Rule& rule) {

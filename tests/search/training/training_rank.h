@@ -379,7 +379,7 @@ class TrainingRank : public Rank {
         find_path(state, core::str("state.", kNames[static_cast<std::size_t>(p)]));
     if (entry == nullptr) return;
     own.updates = static_cast<int>(entry->integer("step"));
-    for (const char* name : {"momentum_buffer", "sum", "exp_avg", "exp_avg_sq"}) {
+    for (const char* name : {"square_avg", "momentum_buffer", "sum", "exp_avg", "exp_avg_sq"}) {
       if (entry->contains(name)) own.moments.push_back(entry->tensor(name).to_vector());
     }
     if (entry->contains("norm") && !own.moments.empty()) {
@@ -411,6 +411,10 @@ class TrainingRank : public Rank {
     if (rule.kind == Kind::novograd) {
       return std::make_unique<optim::FusedNovoGrad>(std::move(groups), optim::NovoGradOptions());
     }
+    if (rule.kind == Kind::rmsprop) {
+      return std::make_unique<optim::FusedRMSprop>(
+          std::move(groups), optim::RmsPropOptions{.momentum = rule.momentum});
+    }
     return std::make_unique<optim::FusedSGD>(std::move(groups),
                                              optim::SgdOptions{.momentum = rule.momentum});
   }
@@ -423,6 +427,7 @@ class TrainingRank : public Rank {
     if (kind == Kind::adagrad) return moved_as<optim::FusedAdagrad>(from);
     if (kind == Kind::lamb) return moved_as<optim::FusedLAMB>(from);
     if (kind == Kind::novograd) return moved_as<optim::FusedNovoGrad>(from);
+    if (kind == Kind::rmsprop) return moved_as<optim::FusedRMSprop>(from);
     return moved_as<optim::FusedSGD>(from);
   }
   bool belongs(int p, std::size_t optimizer) const {
