@@ -194,6 +194,20 @@ class Run(unittest.TestCase):
         _, rows = self.run_phases("products")
         self.assertIn("left out", rows["products in f8"]["measured"])
 
+    def test_a_text_is_trained_on_where_one_is_named(self):
+        self.assertIn("--text names no file", self.run_phases("text")[1]["text"]["measured"])
+        self.program("bin/char_lm", """import json, pathlib, sys
+told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = pathlib.Path(told["--observe"])
+folder.mkdir(parents=True)
+loss = 1.48 if told["--text"].endswith("plays.txt") and told["--opt-level"] != "O1" else 2.0
+(folder / "metrics.jsonl").write_text(json.dumps({"test_loss": loss, "tokens_per_second": 9}))
+""")
+        status, rows = self.run_phases("text", "--text", self.path / "plays.txt")
+        self.assertEqual(status, 1)
+        self.assertEqual(rows["nanoGPT's text O2"]["measured"], "test_loss 1.4800, 9 tokens/s")
+        self.assertEqual([rows[f"nanoGPT's text {level}"]["ok"] for level in ("O0", "O1", "O2")], [True, False, True])
+
     def test_two_gpus_are_skipped_with_a_sentence_where_there_is_one(self):
         self.program("nvidia-smi", "print('GPU 0: NVIDIA H200 (UUID: GPU-0)')")
         status, rows = self.run_phases("two_gpus")
