@@ -57,19 +57,22 @@ Tensor ones_like(const Tensor& x) {
   return Tensor::full(x.shape(), 1.0, x.dtype());
 }
 
+// Its backward adds slope dy to what is there.
+Wrong user(double slope, std::vector<bool>* accumulated = nullptr) {
+  return {[accumulated, slope](Context& ctx, const Tensor& dy) {
+    const GradTarget target = ctx.grad_target(0);
+    if (accumulated != nullptr) accumulated->push_back(target.accumulate);
+    kernels::axpby(slope, dy, target.accumulate ? 1.0 : 0.0, target.tensor);
+    return Tensors{target.tensor};
+  }};
+}
+
 TEST(GradTarget, OfATensorWithSeveralUsersIsTheSumOfTheirs) {
   const Tensor w = leaf({3, 2}, 1);
   const Tensor x = exp(w);  // no leaf
   std::vector<bool> accumulated;
-  const auto user = [&](double slope) {
-    return Wrong{[&accumulated, slope](Context& ctx, const Tensor& dy) {
-      const GradTarget target = ctx.grad_target(0);
-      accumulated.push_back(target.accumulate);
-      kernels::axpby(slope, dy, target.accumulate ? 1.0 : 0.0, target.tensor);
-      return Tensors{target.tensor};
-    }};
-  };
-  const Tensor y = apply(user(2.0), x) + apply(user(3.0), x) + apply(user(4.0), x);
+  const Tensor y = apply(user(2.0, &accumulated), x) + apply(user(3.0, &accumulated), x) +
+                   apply(user(4.0, &accumulated), x);
   backward(sum(y));
   EXPECT_THAT(accumulated, ElementsAre(false, true, true));
   std::vector<double> expected = x.to_vector();
@@ -79,13 +82,38 @@ TEST(GradTarget, OfATensorWithSeveralUsersIsTheSumOfTheirs) {
 
 TEST(GradTarget, IsNotATensorThatSomebodyElseHas) {
   const Tensor w = leaf({3}, 1);
-  const Tensor x = exp(w);
-  // add hands one dy to both of its inputs: neither may be written over.
-  const Tensor y = (x + exp(x)) + x * 2.0 + slice(x, 0, 0, 3);
-  backward(sum(y));
+  const Tensor x = exp(w), e = exp(x), u = apply(user(2.0), x);
+  // add hands one dy to x and e; the user of x comes before e has taken it.
+  const Tensor y = x + e;
+  backward(sum(y * 5.0) + sum(u));
   std::vector<double> expected;
-  for (const double v : x.to_vector()) expected.push_back((4.0 + std::exp(v)) * v);
+  for (const double v : x.to_vector()) expected.push_back((5.0 + 5.0 * std::exp(v) + 2.0) * v);
   expect_close(w.grad(), expected, 1e-12);
+}
+
+TEST(GradTarget, IsNoGradientOfAnotherLayout) {
+  const Tensor w = leaf({3, 2}, 1);
+  std::vector<bool> accumulated;
+  const Tensor x = exp(w), u = apply(user(2.0, &accumulated), x);
+  backward(sum(u) + sum(sum(x, {0}) * 5.0));  // the second's gradient repeats a row
+  EXPECT_THAT(accumulated, ElementsAre(false));
+  std::vector<double> expected;
+  for (const double v : x.to_vector()) expected.push_back(7.0 * v);
+  expect_close(w.grad(), expected, 1e-12);
+}
+
+struct Same {
+  static constexpr OpInfo kInfo{"same"};
+  Tensor forward(Context&, const Tensor& x) { return x; }
+  Tensors backward(Context&, const Tensor& dy) { return {dy}; }
+};
+
+TEST(Engine, AnOperationMayReturnItsInput) {
+  const Tensor x = leaf({3}, 1), y = apply(Same{}, x);
+  EXPECT_FALSE(y.same(x));
+  EXPECT_EQ(x.attachments().graph, nullptr);
+  backward(sum(y * 3.0));
+  EXPECT_THAT(x.grad().to_vector(), ElementsAre(3, 3, 3));
 }
 
 TEST(GradTarget, MustBeReturnedWhereItHoldsASum) {

@@ -160,6 +160,61 @@ TEST(PowerSgd, ErrorFeedbackSumsToTheTruth) {
   EXPECT_GT(without, 5 * late);
 }
 
+/// What rank 0 of two has after each pass over gradients that both ranks have.
+std::vector<std::vector<double>> passes_of(const PowerSgdOptions& options,
+                                           const std::vector<Tensor>& gradients) {
+  std::vector<std::vector<double>> results;
+  run_threads(2, [&](ProcessGroup& group) {
+    const Tensor x = Tensor::empty_like(gradients[0]);
+    Reducer reducer(group, {.hook = power_sgd(options)});
+    reducer.register_gradients({{"w", x}});
+    for (const Tensor& gradient : gradients) {
+      kernels::copy(gradient, x);
+      reducer.mark_ready(0);
+      reducer.wait();
+      if (group.rank() == 0) results.push_back(x.to_vector());
+    }
+  });
+  return results;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+/// The outer product of two normal vectors, [m, n].
+Tensor outer(std::int64_t m, std::int64_t n, std::uint64_t seed) {
+  const Tensor y = Tensor::empty({m, n});
+  kernels::binary(kernels::BinaryOp::mul, normal({m, 1}, seed), normal({1, n}, seed + 1), y);
+  return y;
+}
+
+TEST(PowerSgd, LooksElsewhereInEachPassWithoutAWarmStart) {
+  const Tensor x = normal({12, 12}, 3);
+  const auto results =
+      passes_of({.rank = 1, .start_step = 0, .error_feedback = false, .warm_start = false}, {x, x});
+  EXPECT_GT(largest_difference(results[0], results[1]), 0.01);
+}
+
+TEST(PowerSgd, FindsADirectionThatGradientsHadNot) {
+  const Tensor one = outer(12, 12, 3), both = Tensor::empty_like(one);
+  kernels::binary(kernels::BinaryOp::add, one, outer(12, 12, 7), both);
+  const auto results =
+      passes_of({.rank = 2, .start_step = 0, .error_feedback = false, .warm_start = true},
+                {one, one, both, both, both, both});
+  EXPECT_LT(largest_difference(results.back(), both.to_vector()), 1e-3);
+}
+
+// Its columns are its memory's rows: of these, no two are alike.
+TEST(PowerSgd, SendsATransposedWeightExactly) {
+  const Tensor stored = normal({12, 24}, 3);
+  const Tensor x = stored.alias(stored.view().transpose(0, 1));
+  const auto results = passes_of({.rank = 1, .start_step = 0}, {x});
+  EXPECT_LT(largest_difference(results[0], x.to_vector()), 1e-6);
+}
+
 TEST(PowerSgd, GoesOnFromItsStateWithTheSameBits) {
   run_threads(2, [](ProcessGroup& group) {
     const auto pass = [&](Reducer& reducer, const Tensor& x, std::uint64_t number) {
