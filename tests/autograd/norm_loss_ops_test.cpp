@@ -158,7 +158,8 @@ TEST(BatchNorm, EvaluationTreatsStatisticsAsConstants) {
   const Tensor x = leaf({4, 3}, 1, -1, 1, DType::f32), w = leaf({3}, 2, -1, 1, DType::f32),
                b = leaf({3}, 3, -1, 1, DType::f32);
   const auto f = [&](const Tensors& in) {
-    return batch_norm(in[0], in[1], in[2], running_mean, running_var, {.training = false});
+    return batch_norm(in[0], in[1], in[2], running_mean, running_var,
+                      {.training = false, .eps = 0.25});
   };
   check_gradients(f, {x, w, b}, {.step = 0.5, .tolerance = 2e-5});  // linear in each input
 }
@@ -234,6 +235,15 @@ TEST(CrossEntropy, TakesAnyLeadingDimensionsAndItsOwnIgnoredIndex) {
       {leaf({2, 3, 5}, 1)});
 }
 
+TEST(CrossEntropy, TakesTargetsThatAreNotContiguous) {
+  const Tensor stored = Tensor::from<std::int64_t>({0, 1, 2, 3, 4, 2}, {2, 3});
+  const Tensor turned = stored.alias(stored.view().transpose(0, 1));
+  const Tensor logits = random_tensor({3, 2, 5}, 1);
+  EXPECT_EQ(
+      cross_entropy(logits, turned).to_vector(),
+      cross_entropy(logits, Tensor::from(turned.to_vector(), {3, 2}, DType::i64)).to_vector());
+}
+
 TEST(CrossEntropy, GivesAnF32LossForHalfLogits) {
   const Tensor target = Tensor::from(std::vector<std::int64_t>{2, 0}, {2});
   const Tensor logits = leaf({2, 5}, 1, -1, 1, DType::f16);
@@ -303,6 +313,17 @@ TEST(BinaryCrossEntropy, IsThatOfTheLogits) {
                t = random_tensor({64}, 2, 0, 1, DType::f32);
   expect_close(binary_cross_entropy(sigmoid(x), t, Reduction::none),
                bce_with_logits(x, t, Reduction::none).to_vector(), 2e-4);
+}
+
+TEST(KlDiv, OfAProbabilityOfZeroIsZeroThere) {
+  const Tensor x = log(Tensor::from(std::vector<double>{0.25, 0.75}, {2}));
+  const Tensor target = Tensor::from(std::vector<double>{0, 1}, {2});
+  expect_close(kl_div(x, target, Reduction::none), {0, -std::log(0.75)}, 1e-12);
+}
+
+TEST(Losses, OfHalfResultsBesideF32TargetsAreF32) {
+  const Tensor x = Tensor::full({1}, 1.0, DType::f16), target = Tensor::full({1}, 1.0 + 0x1p-12);
+  EXPECT_EQ(mse_loss(x, target).item(), 0x1p-24);  // in f16 the two are one number
 }
 
 TEST(Losses, TheMeanOverNoSampleIsAnErrorAndTheSumIsZero) {

@@ -164,6 +164,22 @@ TEST(ConvTranspose2d, HasTheGradientsOfItsFormula) {
   check({.stride = {2, 1}, .groups = 2}, {1, 0}, {1, 4, 2, 3}, {4, 1, 2, 2});
 }
 
+TEST(ConvTranspose2d, AddsToABiasGradientThatIsThere) {
+  const Tensor x = random_tensor({2, 3, 4, 4}, 1, -1, 1, DType::f32);
+  const Tensor weight = random_tensor({3, 2, 2, 2}, 2, -1, 1, DType::f32), bias = leaf32({2}, 3);
+  for (int i = 0; i < 2; ++i) backward(sum(conv_transpose2d(x, weight, bias)));
+  expect_close(bias.grad(), {2 * 2 * 25, 2 * 2 * 25}, 1e-6);
+}
+
+// Of the places of a kernel over a slice: 1 and four times 0.003, each nothing beside 1 in bf16.
+TEST(Conv3d, SumsTheGradientOfASliceInF32) {
+  const Tensor x = Tensor::zeros({1, 1, 9, 1, 1}, DType::bf16).set_requires_grad(true);
+  const Tensor weight = Tensor::from(std::vector<double>{1, 0.003, 0.003, 0.003, 0.003},
+                                     {1, 1, 5, 1, 1}, DType::bf16);
+  backward(sum(conv3d(x, weight)));
+  EXPECT_EQ(x.grad().to_vector()[4], 1.015625);
+}
+
 TEST(ConvTranspose2d, IsTheTransposeOfConv2d) {
   // <conv(x), y> = <x, conv_transpose(y)>
   const kernels::Conv2dOptions options{.stride = {2, 2}, .padding = {1, 1}};

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 
 #include "cairn/amp/loss_scaler.h"
@@ -197,6 +198,39 @@ TEST(TorchFile, StockPythonReadsIt) {
 }
 
 // ---- files that mean harm
+
+/// What is said of an archive of the entries "one" and "two" after a change of its bytes.
+std::string told_of_archive(const std::function<void(std::string&)>& change) {
+  const TemporaryFolder folder;
+  ZipWriter zip(folder / "x.zip");
+  zip.add("one", "first");
+  zip.add("two", "second");
+  zip.close();
+  std::string bytes = read_bytes(folder / "x.zip");
+  change(bytes);
+  try {
+    const ZipReader read(bytes, "x.zip");
+    return core::str(read.bytes_of(*read.find("one")), read.bytes_of(*read.find("two")));
+  } catch (const DataError& error) {
+    return error.what();
+  }
+}
+
+TEST(TorchFile, ArchivesThatContradictThemselvesAreRefused) {
+  EXPECT_EQ(told_of_archive([](std::string&) {}), "firstsecond");
+  const auto central = [](const std::string& bytes) { return bytes.find("PK\1\2"); };
+  EXPECT_THAT(told_of_archive([&](std::string& x) { x[central(x) + 8] |= 1; }),
+              HasSubstr("neither compressed nor encrypted"));
+  EXPECT_THAT(told_of_archive([](std::string& x) { x.replace(x.find("two"), 3, "six"); }),
+              HasSubstr("expected the header of 'two', got another"));
+  EXPECT_THAT(told_of_archive([](std::string& x) {
+                for (std::size_t at; (at = x.find("two")) != x.npos;) x.replace(at, 3, "one");
+              }),
+              HasSubstr("expected distinct names, got 'one' twice"));
+  EXPECT_THAT(
+      told_of_archive([&](std::string& x) { x[central(x) + 20] = x[central(x) + 24] = 68; }),
+      HasSubstr("expected 'two' to lie between"));
+}
 
 TEST(TorchFile, Zip64RecordsAreReadAndWritten) {
   const TemporaryFolder folder;
