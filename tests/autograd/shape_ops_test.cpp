@@ -130,6 +130,24 @@ TEST(Layout, FlattenOfAChannelsLastImageIsInChannelOrder) {
   EXPECT_TRUE(channels_last(image).same(image));
 }
 
+// Tells how its gradient lies.
+struct Layouts {
+  static constexpr OpInfo kInfo{"layouts"};
+  bool* channels_last;
+  Tensor forward(Context&, const Tensor& x) { return x; }
+  Tensors backward(Context&, const Tensor& dy) {
+    *channels_last = dy.view().is_channels_last();
+    return {dy};
+  }
+};
+
+TEST(Layout, TheGradientOfAFlattenedImageIsChannelsLastAgain) {
+  bool channels_last_again = false;
+  const Tensor image = channels_last(counting({2, 3, 2, 2})).set_requires_grad(true);
+  backward(flatten(apply(Layouts{&channels_last_again}, image)), counting({2, 12}));
+  EXPECT_TRUE(channels_last_again);
+}
+
 TEST(Layout, GradientsFollowTheLayout) {
   check_gradients([](const Tensors& x) { return relu(channels_last(x[0])); },
                   {leaf({2, 3, 2, 2}, 1)});

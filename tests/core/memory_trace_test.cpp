@@ -210,6 +210,30 @@ TEST(MemoryTrace, ObserversHearOfRequestsThatAreRefused) {
   EXPECT_EQ(heard, std::vector<Device>{device});
 }
 
+TEST(MemoryTrace, AnEventHasTheInnermostAndTheOutermostLabelOfItsTime) {
+  const Device device{};
+  trace_memory(device, 100);
+  const auto labels_of_the_last = [&] {
+    (void)Storage::allocate(1000, device);
+    const std::vector<MemoryEvent> events = memory_trace(device).events;
+    const auto last = std::find_if(events.rbegin(), events.rend(), [](const MemoryEvent& event) {
+      return event.action == Action::allocate;
+    });
+    return std::pair(std::string(last->labels[0].data()), std::string(last->labels[1].data()));
+  };
+  using Pair = std::pair<std::string, std::string>;
+  {
+    const MemoryLabel step("step"), part("part"), operation("matmul");
+    EXPECT_EQ(labels_of_the_last(), Pair("matmul", "step"));
+  }
+  {
+    const MemoryLabel alone("alone");
+    EXPECT_EQ(labels_of_the_last(), Pair("alone", ""));
+  }
+  EXPECT_EQ(labels_of_the_last(), Pair("", ""));
+  trace_memory(device, 0);
+}
+
 TEST(MemoryTrace, KeepsAtMostTenMillionEvents) {
   EXPECT_THROW(trace_memory(Device{}, 10'000'001), InvalidArgument);
 }

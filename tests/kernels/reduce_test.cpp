@@ -101,6 +101,15 @@ TEST_P(Reduce, LongSumsKeepTheirDigits) {
   }
 }
 
+// 1.1 is rounded up at each step to a large sum in f32: 7e-4 of the whole.
+TEST_P(Reduce, LongRowsOfEqualsDoNotDrift) {
+  const std::int64_t n = 1 << 22;
+  const Tensor x = Tensor::full({n}, 1.1, DType::f32, GetParam());
+  const Tensor y = Tensor::empty({1}, DType::f32, GetParam());
+  reduce(ReductionKind::sum, x, y);
+  EXPECT_NEAR(y.to_vector()[0], n * static_cast<double>(1.1f), 3e-5 * n);
+}
+
 // A GPU's blocks, of two warps here, go on to a second row.
 TEST_P(Reduce, MoreRowsThanBlocks) {
   const Shape shape{16'390, 260};
@@ -118,6 +127,11 @@ TEST_P(Reduce, AccumulatesIntoWhatIsThere) {
     const Tensor y = Tensor::full(reduced, 10.0, DType::f32, GetParam());
     reduce(ReductionKind::sum, x, y, true);
     auto expected = reference(ReductionKind::sum, x.to_vector(), x.shape(), reduced).values;
+    for (double& v : expected) v += 10.0;
+    expect_close(y, expected, 1e-6, 0);
+    kernels::fill(y, 10.0);
+    reduce(ReductionKind::mean, x, y, true);
+    expected = reference(ReductionKind::mean, x.to_vector(), x.shape(), reduced).values;
     for (double& v : expected) v += 10.0;
     expect_close(y, expected, 1e-6, 0);
   }
@@ -156,6 +170,12 @@ TEST_P(Reduce, CountsIntegersAndBooleans) {
     reduce(ReductionKind::sum, x, z);
     EXPECT_EQ(y.values(), reference(ReductionKind::sum, values, {7, 50}, {7, 1}).values);
     EXPECT_EQ(z.values(), reference(ReductionKind::sum, values, {7, 50}, {1, 50}).values);
+    const Tensor every_third = Tensor::zeros({7, 150}, dtype, GetParam());
+    TensorView strided = every_third.view().slice(1, 0, 50);
+    strided.strides[1] = 3;
+    kernels::copy(x.view(), strided);
+    reduce(ReductionKind::sum, strided, y);
+    EXPECT_EQ(y.values(), reference(ReductionKind::sum, values, {7, 50}, {7, 1}).values);
   }
 }
 

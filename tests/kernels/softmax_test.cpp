@@ -157,6 +157,26 @@ TEST_P(Softmax, SurvivesLargeLogitsAndWorksInPlace) {
   EXPECT_EQ(dy.to_vector(), apart.to_vector());
 }
 
+TEST_P(Softmax, TheLargestIsThatOfTheScaledOnes) {
+  const Tensor x = Tensor::from(std::vector<double>{200, 0}, {1, 2}, DType::f32, GetParam());
+  softmax(x, x, {.scale = -1});
+  expect_close(x, {0, 1}, 1e-6, 1e-30);
+}
+
+// Of a half result the nearest to the value, or one as near but for the f32 behind it.
+TEST_P(Softmax, HalfResultsAreRoundedOnce) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Tensor x = Tensor::from(random_values(900, 6, -2, 2), {30, 30}, dtype, GetParam());
+    const Tensor y = Tensor::empty_like(x);
+    softmax(x, y);
+    const auto expected = forward(x.to_vector(), {30, 30}, {}, {}), got = y.to_vector();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double unit = std::ldexp(2 * epsilon(dtype), std::ilogb(expected[i]));
+      ASSERT_LE(std::abs(got[i] - expected[i]), 0.501 * unit) << i;
+    }
+  }
+}
+
 TEST_P(Softmax, ErrorsNameWhatIsWrong) {
   const Tensor x = Tensor::zeros({3}, DType::f32, GetParam());
   EXPECT_EQ(message_of([&] { softmax(x, x, {.causal = true}); }),
