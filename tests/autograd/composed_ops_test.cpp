@@ -140,6 +140,9 @@ TEST(ComposedOps, RandnIsTheGeneratorsNormal) {
   manual_seed(5);
   EXPECT_EQ(randn({4, 1000}).to_vector(), x.to_vector());
   EXPECT_NE(other.to_vector(), x.to_vector());
+  const Tensor half = randn({10}, DType::bf16);
+  EXPECT_EQ(half.dtype(), DType::bf16);
+  EXPECT_EQ(half.device(), core::default_device());
 }
 
 /// By its formula, element by element.

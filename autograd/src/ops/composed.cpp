@@ -87,8 +87,10 @@ Tensor arange(std::int64_t begin, std::int64_t end, DType dtype, Device device) 
 }
 
 Tensor randn(const Shape& shape, DType dtype, Device device) {
-  const Tensor x = Tensor::empty(shape, dtype, device);
-  core::Generator::current().fill_normal(x, 0, 1);
+  const Tensor drawn = Tensor::empty(shape, DType::f32, Device{});
+  core::Generator::current().fill_normal(drawn, 0, 1);
+  Tensor x = Tensor::empty(shape, dtype, device);
+  kernels::copy(drawn, x);
   return x;
 }
 
