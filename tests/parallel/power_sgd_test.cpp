@@ -165,7 +165,8 @@ std::vector<std::vector<double>> passes_of(const PowerSgdOptions& options,
                                            const std::vector<Tensor>& gradients) {
   std::vector<std::vector<double>> results;
   run_threads(2, [&](ProcessGroup& group) {
-    const Tensor x = Tensor::empty_like(gradients[0]);
+    const Tensor x = Tensor::empty_strided(gradients[0].shape(), gradients[0].strides(), DType::f32,
+                                           core::default_device());
     Reducer reducer(group, {.hook = power_sgd(options)});
     reducer.register_gradients({{"w", x}});
     for (const Tensor& gradient : gradients) {
