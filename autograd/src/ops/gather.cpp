@@ -77,7 +77,7 @@ struct ScatterAdd {
                 ", ", index.defined() ? core::str(index.dtype(), index.shape()) : "none", " and ",
                 source.shape());
     const Tensor places = places_in_table(as_matrix(index), x.size(-1));
-    const Tensor y = empty_as(x, x.shape(), x.dtype());
+    Tensor y = empty_as(x, x.shape(), x.dtype());
     kernels::copy(x, y);
     kernels::embedding_backward(as_table(contiguous_data(source)), places, as_table(y), true);
     ctx.save(places);
