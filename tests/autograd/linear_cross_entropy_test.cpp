@@ -141,7 +141,8 @@ TEST(LinearCrossEntropy, MayBeDifferentiatedTwiceWithARetainedGraph) {
   EXPECT_EQ(weight.grad().to_vector(), once);
 }
 
-// 2.5e-7 of a probability is nothing in f16 after a mean over 5,000 rows, unless something scales it.
+// 2.5e-7 of a probability is nothing in f16 after a mean over 5,000 rows, unless something scales
+// it.
 TEST(LinearCrossEntropy, KeepsSmallGradientsOfHalfLogits) {
   const std::int64_t N = 5000;
   const Tensor x = Tensor::full({N, 1}, 1.0, DType::f16), target = Tensor::zeros({N}, DType::i64);

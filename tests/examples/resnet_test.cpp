@@ -1,5 +1,5 @@
-// imagenet's nets against torchvision's logits (tests/golden/make_resnet.py), with weights that come
-// from a file with torchvision's names.
+// imagenet's nets against torchvision's logits (tests/golden/make_resnet.py), with weights out of a
+// file with torchvision's names.
 #include <cmath>
 
 #include "11_imagenet/resnet.h"
