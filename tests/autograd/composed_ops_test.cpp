@@ -115,6 +115,7 @@ TEST(ComposedOps, MoveValues) {
   const Tensor chosen = index_select(x, 1, places);
   EXPECT_EQ(chosen.shape(), (Shape{2, 4}));
   EXPECT_THAT(chosen.to_vector(), ElementsAre(2, 2, 3, 1, 4, 4, 6, 5));
+  EXPECT_EQ(flip(Tensor::zeros({0, 3}), 0).shape(), (Shape{0, 3}));
   const Tensor index = Tensor::from<std::int64_t>({2, 2, 0, 1}, {2, 2});
   const Tensor source = Tensor::from(Values{10, 20, 30, 40}, {2, 2});
   EXPECT_THAT(scatter_add(x, index, source).to_vector(), ElementsAre(3, 1, 32, 36, 45, 4));

@@ -142,7 +142,8 @@ Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
               index.defined() ? core::str(index.shape()) : "none");
   const Tensor first = transpose(x, 0, at);
   Shape shape = first.shape();
-  const Tensor rows = embedding(reshape(first, {shape[0], -1}), index);
+  const std::int64_t width = Shape(shape.begin() + 1, shape.end()).numel();
+  const Tensor rows = embedding(reshape(first, {shape[0], width}), index);
   shape[0] = index.numel();
   return transpose(reshape(rows, shape), 0, at);
 }
