@@ -120,6 +120,8 @@ TEST(DLPack, RefusesWhatItCannotHold) {
                 f.managed.dl_tensor.device = {kDLCUDA, 99};
               }),
               HasSubstr("[device]"));
+  EXPECT_THAT(with([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }),
+              HasSubstr("got a null pointer"));
   EXPECT_THROW(from_dlpack(nullptr), InvalidArgument);
   EXPECT_THROW(to_dlpack(Tensor()), InvalidArgument);
 }

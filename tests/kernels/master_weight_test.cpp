@@ -1,11 +1,13 @@
 // A half weight and its exact value beside it, while others write one of the two.
 #include "cairn/kernels/master_weight.h"
 
+#include <dlpack/dlpack.h>
 #include <gmock/gmock.h>
 
 #include <functional>
 #include <thread>
 
+#include "cairn/core/dlpack.h"
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
 #include "support/message_of.h"
@@ -139,6 +141,19 @@ TEST_P(MasterWeights, WritesThroughAPointerOfDataCountHoweverLongItIsKept) {
       }
     }
   }
+}
+
+TEST_P(MasterWeights, WritesOfWhoHasTheWeightByDlpackCount) {
+  if (GetParam().is_cuda()) GTEST_SKIP() << "writes through a host pointer";
+  const Tensor w = weight({DType::bf16, MasterStorage::f32});
+  DLManagedTensor* const shared = core::to_dlpack(w);
+  Values expected = exact_;
+  for (std::size_t i = 0; i < 2; ++i) {
+    static_cast<core::BFloat16*>(shared->dl_tensor.data)[i] = core::BFloat16(0.5F);
+    expected[i] = 0.5;
+    EXPECT_EQ(exact_of(w), expected) << i;
+  }
+  shared->deleter(shared);
 }
 
 TEST_P(MasterWeights, WhatAPointerChangedBeforeAKernelDidCountsToo) {
