@@ -41,6 +41,12 @@ const ConvCase kCases[] = {
      {16, 1, 3, 3},
      {.stride = {2, 2}, .padding = {1, 1}, .groups = 16}},
     {"kernel as large as the image", {3, 5, 4, 6}, {2, 5, 4, 6}, {}},
+    // The same shapes as each other: the stride leaves a rest.
+    {"apart by one", {2, 3, 9, 9}, {4, 3, 2, 2}, {.stride = {4, 4}, .padding = {1, 1}}},
+    {"apart by two",
+     {2, 3, 9, 9},
+     {4, 3, 2, 2},
+     {.stride = {4, 4}, .padding = {1, 1}, .dilation = {2, 2}}},
     {"16 to 32 channels", {2, 16, 14, 14}, {32, 16, 5, 5}, {.padding = {2, 2}}},
 };
 
