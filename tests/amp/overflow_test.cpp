@@ -59,6 +59,17 @@ TEST(Overflow, NamesEveryParameterWithItsCounts) {
   EXPECT_EQ(overflow.loss_scale, 65536.0);
 }
 
+TEST(Overflow, RanksAreTold) {
+  const auto told = [](std::vector<int> ranks) {
+    Overflow overflow;
+    for (const int rank : ranks) overflow.culprits.push_back({"w", rank, 1, 0});
+    return overflow.describe(3);
+  };
+  EXPECT_EQ(told({2}), "inf in the gradient of w (1 element) on rank 2");
+  EXPECT_EQ(told({0, 2}), "inf in the gradient of w (1 element) on ranks 0 and 2");
+  EXPECT_EQ(told({0, 1, 2}), "inf in the gradient of w (1 element) on every rank");
+}
+
 TEST(Overflow, ARankIsNamedAndAllSkipTogether) {
   Poisoned run({.world = world_of(3, [](const std::string& own) {
                   const auto bad = test::step_report(own, {{"3.weight", 0, 4}});

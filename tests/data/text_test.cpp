@@ -33,10 +33,13 @@ TEST(Vocabulary, OfCharactersFollowsCodePoints) {
 }
 
 TEST(Vocabulary, NamesTextThatIsNotUtf8) {
-  for (const char* bad :
-       {"ab\xFFz", "ab\xC3", "ab\xC0\x80", "ab\xED\xA0\x80", "ab\xF4\x90\x80\x80"}) {
+  for (const char* bad : {"ab\xFFz", "ab\xC3", "ab\xC0\x80", "ab\xE0\x80\x80", "ab\xED\xA0\x80",
+                          "ab\xF4\x90\x80\x80"}) {
     expect_error<DataError>([&] { Vocabulary::of_characters(bad); }, {"UTF-8", "offset 2"});
   }
+  const std::string_view cut =
+      std::string_view("ab\xE2\x82\xAC").substr(0, 4);  // what follows fits
+  expect_error<DataError>([&] { Vocabulary::of_characters(cut); }, {"UTF-8", "offset 2"});
 }
 
 TEST(TextDataset, CutsWindowsThatShareTheirBorder) {
@@ -61,6 +64,9 @@ TEST(TextDataset, SplitsWithOneVocabulary) {
   EXPECT_EQ(train.vocabulary().size(), 3);
   EXPECT_EQ(sample(test, 0), (std::pair<Tokens, Tokens>{{1}, {2}}));
   EXPECT_EQ(test.tokens().size(), 2u);
+  const auto [third, fourth] = text.split(0.5).second.split(0.6);  // of "aaabc"
+  EXPECT_EQ(third.tokens().size(), 3u);
+  EXPECT_EQ(sample(fourth, 0), (std::pair<Tokens, Tokens>{{1}, {2}}));
   expect_error<DataError>([&] { text.split(0.95); }, {"at least 2 tokens", "got 1"});
   EXPECT_THROW(text.split(1.0), core::InvalidArgument);
 }

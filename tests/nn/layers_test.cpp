@@ -152,6 +152,25 @@ TEST(Layers, ComputeWhatTheirOpsCompute) {
   same(dropped, autograd::dropout(x, 0.5));
 }
 
+TEST(Layers, BatchNormWithoutMomentumAveragesAllBatchesOnce) {
+  BatchNorm1d norm(1, {.momentum = std::nullopt});
+  const auto see = [&](double mean) {
+    norm(Tensor::from(std::vector<double>{mean - 1, mean + 1}, {2, 1}, DType::f32));
+  };
+  see(3);
+  EXPECT_NEAR(norm.buffers()[0].tensor.item(), 3, 1e-6);
+  see(5);
+  EXPECT_NEAR(norm.buffers()[0].tensor.item(), 4, 1e-6);
+  autograd::ThreadState replay = autograd::ThreadState::capture();
+  replay.recomputing = true;
+  {
+    const autograd::ThreadStateGuard guard(replay);
+    see(5);
+  }
+  see(10);
+  EXPECT_NEAR(norm.buffers()[0].tensor.item(), 6, 1e-6);
+}
+
 TEST(Layers, BatchNormFusesARelu) {
   manual_seed(1);
   const Tensor x = Tensor::empty({4, 3, 2, 2});
