@@ -92,10 +92,12 @@ TopK sort(const Tensor& x, bool descending = false);  // each row, as topk
 Tensor cumsum(const Tensor& x, int dim);
 /// x [..., V], index [..., K] i64 in 0..V-1: the elements of each row at these places, [..., K].
 Tensor gather(const Tensor& x, const Tensor& index);
-/// x [..., V], index [..., K] i64 in 0..V-1, source [..., K]: x, with the elements of each row of
-/// the source added at these places, in order where several share one.
+/// x [..., V], index [..., K] i64 in 0..V-1, source [..., K]: a new tensor of x, with the elements
+/// of each row of the source added at these places, in order where several share one. An index
+/// outside throws InvalidArgument on the CPU; a GPU is not waited for.
 Tensor scatter_add(const Tensor& x, const Tensor& index, const Tensor& source);
-/// Along a dimension: the entries at these places (index [K] i64), in their order.
+/// Along a dimension: the entries at these places (index [K] i64), in their order. An index outside
+/// throws InvalidArgument on the CPU; on a GPU its entry is NaN.
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
 Tensor flip(const Tensor& x, int dim);  // along a dimension: the last entry first
 
@@ -103,7 +105,7 @@ Tensor flip(const Tensor& x, int dim);  // along a dimension: the last entry fir
 /// begin, begin + 1 ... end - 1.
 Tensor arange(std::int64_t begin, std::int64_t end, DType dtype = DType::i64,
               Device device = core::default_device());
-/// Of mean 0 and variance 1, drawn from core::Generator::current().
+/// Normal values of mean 0 and variance 1 out of core::Generator::current(), the same on any device.
 Tensor randn(const Shape& shape, DType dtype = DType::f32, Device device = core::default_device());
 /// index [...] i64 in 0..classes-1: [..., classes], 1 there and 0 elsewhere.
 Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = DType::f32);
