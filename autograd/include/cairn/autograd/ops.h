@@ -105,7 +105,7 @@ Tensor flip(const Tensor& x, int dim);  // along a dimension: the last entry fir
 /// begin, begin + 1 ... end - 1.
 Tensor arange(std::int64_t begin, std::int64_t end, DType dtype = DType::i64,
               Device device = core::default_device());
-/// Normal values of mean 0 and variance 1 out of core::Generator::current(), the same on any device.
+/// Normal values, mean 0 and variance 1, of core::Generator::current(); the same on any device.
 Tensor randn(const Shape& shape, DType dtype = DType::f32, Device device = core::default_device());
 /// index [...] i64 in 0..classes-1: [..., classes], 1 there and 0 elsewhere.
 Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = DType::f32);
